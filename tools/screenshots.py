@@ -154,6 +154,22 @@ def going_back(scene: Scene) -> None:
     scene.dialog_of("Data loaded", "Restore This Snapshot")
 
 
+def template(scene: Scene) -> None:
+    """Take the picture of the question for a template's name."""
+    scene.dialog_of("After [1]", "Save as Template…")
+
+
+def launcher(scene: Scene) -> None:
+    """Take the picture of the launcher with a template that was made of a snapshot."""
+    scene.page.locator(".jp-Dialog").get_by_role("button", name="Save").click()
+    toast = scene.analysis.toasts.filter(has_text="Made the template exploration-ready")
+    expect(toast).to_be_visible(timeout=60_000)
+    expect(scene.analysis.toasts).to_have_count(0, timeout=60_000)
+    scene.execute("launcher:create")
+    card = scene.page.locator(".jp-LauncherCard", has_text="Python 3 (exploration ready)")
+    expect(card.first).to_be_visible()
+
+
 def branches(scene: Scene) -> None:
     """Take the picture of a second live kernel, beside the first."""
     snapshot = scene.page.locator(".jp-GpuCkptSnapshot", has_text="Data loaded")
@@ -209,6 +225,8 @@ PICTURES: list[tuple[Callable[[Scene], None], Callable[[Scene], None] | None]] =
     (menu, close_menu),
     (comparison, Scene.close_dialog),
     (going_back, Scene.close_dialog),
+    (template, None),
+    (launcher, back_to_the_first),
     (branches, back_to_the_first),
     (suspended, None),
     (dark, None),

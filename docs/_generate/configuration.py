@@ -53,7 +53,7 @@ VARIABLES = {
     ),
     "JUPYTER_GPUCKPT_GPU_COPY": "The default of `GpuCkptProvisioner.gpu_copy`: own or driver.",
     "JUPYTER_GPUCKPT_RECLAIM_NOTICES": "0: notices that this machine goes are not looked for.",
-    "JUPYTER_GPUCKPT_TRACK_WRITES": "1: saves read only memory that was written since the last one.",
+    "JUPYTER_GPUCKPT_TRACK_WRITES": "0: every save reads all memory, also what was not written since the last one.",
     "JUPYTER_GPUCKPT_RECLAIM_PROVIDER": (
         "The provider of this machine: aws, gcp, azure or none. Without it, the machine's firmware says it."
     ),

@@ -95,18 +95,18 @@ class GpuCkptDaemon(Configurable):
 
     track_writes = Bool(
         help="""Whether a save reads only the memory that the kernel has written since its last save (docs/small-changes.md).
-        Otherwise every save reads all memory, which takes 2 s of processor time for each GB. Default: no, because it was proved with
-        Linux 6.18 only, unless $JUPYTER_GPUCKPT_TRACK_WRITES is 1."""
+        Otherwise, and before Linux 6.13, every save reads all memory, which takes 2 s of processor time for each GB. Default: yes,
+        unless $JUPYTER_GPUCKPT_TRACK_WRITES is 0."""
     ).tag(config=True)
 
     keep_last = Int(
         3,
         min=0,
-        help="""How many of a kernel's automatic snapshots are kept: those taken periodically, when it was idle, or when a server
-        stopped. Older ones are removed after a save or suspend, unless another rule keeps them. Snapshots saved by hand,
-        pinned and named ones, and those that a kernel needs are never removed. Default: 3: the latest, one from
-        before a mistake that the latest contains already, and one more; each takes the space of the changes since the one
-        before. 0: no rule; without this and keep_within all are kept.""",
+        help="""How many of a kernel's automatic snapshots are kept: those taken when it was idle or when a server stopped. Periodic
+        saves do not count (GpuCkptServer.lose_at_most). Older ones are removed after a save or suspend, unless another rule keeps
+        them. Snapshots saved by hand, pinned and named ones, and those that a kernel needs are never removed. Default: 3: the latest,
+        one from before a mistake that the latest contains already, and one more; each takes the space of the changes
+        since the one before. 0: no rule; without this and keep_within all are kept.""",
     ).tag(config=True)
 
     keep_suspends = Int(
@@ -171,4 +171,5 @@ class GpuCkptDaemon(Configurable):
             min(self.max_bytes, MAX_BYTES),
             keep_suspends=min(self.keep_suspends, MAX_COUNT),
             keep_tool_saves=min(self.keep_tool_saves, MAX_COUNT),
+            thins=True,
         )

@@ -14,9 +14,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,6 +53,8 @@ class TemplateFolder:
         self.name = name
         self.path = data / "templates" / name
         self.recipe = self.path / "recipe.ipynb"
+        #: The store with its snapshot, if that is not the daemon's own.
+        self.store = ""
         self.start = self.path / "start.py"
         self._record, self._building = self.path / "template.json", self.path / "building.json"
         self._lock = self.path.with_name(f"{name}.lock")
@@ -187,6 +190,45 @@ class TemplateFolder:
                 f"The file {path} of the template {self.name} cannot be read: {error}",
                 hint=f"`jupyter gpuckpt template rm {self.name}` removes the template.",
             ) from error
+
+
+class SharedTemplateFolder(TemplateFolder):
+    """The folder of an administrator's template, which is only read. Its recipe is the one in it, whatever that was made from.
+
+    `data`: the administrator's data directory. Whoever may write to it can run code as everybody who starts a kernel from it.
+    """
+
+    def __init__(self, data: Path, name: str) -> None:
+        super().__init__(data, name)
+        store = data / "store"
+        self.store = str(store)
+        self._folders = (data, data / "templates", self.path, store, store / "manifests")
+
+    def get(self) -> Template:
+        """Return the template. Raises ConfigurationError if there is none, or if every user may change it."""
+        for path in self._folders:
+            with suppress(OSError):
+                if path.stat().st_mode & stat.S_IWOTH:
+                    raise ConfigurationError(f"Every user may write to {path}")
+        return super().get()
+
+    def cells(self, template: Template) -> list[str]:
+        """Return the cells of the recipe."""
+        return recipes.read(self.recipe)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Do nothing: a change meanwhile is noticed by what is missing then."""
+        yield
+
+
+def found(data: Path, name: str, shared: str) -> TemplateFolder:
+    """Return the folder of a user's own template, else of the administrator's. `shared`: that one's data directory; empty: there is none.
+
+    Raises ConfigurationError.
+    """
+    own = TemplateFolder(data, name)
+    return SharedTemplateFolder(Path(shared), name) if shared and own.find() is None else own
 
 
 def folders(data: Path) -> list[TemplateFolder]:

@@ -40,7 +40,7 @@ from ..snapshots.working_folder import (
     folder_saves,
     stored_folders,
 )
-from ..store import local
+from ..store import local, read_only
 
 __all__ = [
     "arrivals",
@@ -57,6 +57,7 @@ __all__ = [
     "local",
     "notebooks",
     "park",
+    "read_only",
     "recovery",
     "resume",
     "save",

@@ -31,6 +31,8 @@ from .kernels.machine import Machine
 from .kernels.measuring import Measuring
 from .kernels.operations import Operations
 from .kernels.owners import Owners
+from .kernels.ready_copies import ReadyCopies
+from .kernels.ready_trees import ReadyTrees
 from .kernels.streams import Streams
 from .kernels.verbs import Verbs
 from .reclaim.notice_watch import Watch
@@ -65,8 +67,13 @@ class Daemon:
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
         self._loop = asyncio.get_running_loop()
+        ready_trees = ReadyTrees()
         self.machine = Machine(
-            settings, place, self._on_snapshot, local_chunks=remote_copies.local_chunks
+            settings,
+            place,
+            self._on_snapshot,
+            ready=ready_trees,
+            local_chunks=remote_copies.local_chunks,
         )
         self.streams = Streams()
         self.operations = Operations(self.streams)
@@ -81,8 +88,12 @@ class Daemon:
             data_dir=settings.data,
             undo_seconds=settings.undo_delete_seconds,
             on_deleted=self._look_for_deletions,
+            uploading=self._uploading,
         )
         self.leases = DaemonLeases(settings.data, self.machine, self.kernels, place)
+        self.ready_copies = ReadyCopies(
+            self.machine, records, ready_trees, settings.data / "log" / "kernels"
+        )
         self.verbs = Verbs(
             place,
             self.kernels,
@@ -90,6 +101,7 @@ class Daemon:
             self.machine,
             records,
             self.leases,
+            self.ready_copies,
             self.removal.after,
         )
         self.endings = Endings(self.kernels, self.verbs, self.removal.delete_periodic)
@@ -172,6 +184,7 @@ class Daemon:
             self.verbs,
             records,
             self.machine,
+            self.ready_copies,
             self.reaction.standing,
         )
         #: The requests that are being answered.
@@ -212,6 +225,9 @@ class Daemon:
 
     def _look_for_deletions(self) -> None:
         self.uploads.wake()
+
+    def _uploading(self) -> set[str]:
+        return self.uploads.uploading
 
     def _on_snapshot(self, change: SnapshotChange) -> None:
         """Handle a change in the store, told in any thread. The event loop does so later, so never before all parts are constructed."""

@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 from ..errors import CheckpointError, KernelLost, ThawDisturbed, ThawFailed
 from ..host import commands, processes
 from ..wire.file_records import KeptFile
-from ..wire.manifest_records import Manifest
+from ..wire.manifest_records import LaunchSpec, Manifest
 from ..wire.progress import Progress, Stage
 from . import kept_file_copies
 from .audit import fact_records as audit_records
@@ -160,19 +160,19 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     force: bool = False,
     is_copy: bool = False,
     in_namespaces: Callable[[int], None] = lambda init_pid: None,
+    new: LaunchSpec | None = None,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
     GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
-    `is_copy`: as in `fresh_randomness.renew`. `in_namespaces` is called with init's pid before anything is restored.
-
-    Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's
-    error; then nothing of the tree is left.
+    `is_copy`: as in `fresh_randomness.renew`. `in_namespaces` is called with init's pid before anything is restored. `new`: of a new
+    kernel that begins with the tree; its ids are this user's.
+    Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
     """
     skeleton = manifest.method == "skeleton"
-    ids = user_namespaces.for_resume(settings, manifest)
+    ids = user_namespaces.for_resume(settings, manifest, is_new=new is not None)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
     started: list[int] = []
@@ -213,18 +213,18 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             content.images(images)
             restore.placing.check(images)
             memory_images.require_huge_pages(images)
-            _mend_images(images, ids)
+            _mend_images(images, manifest, ids)
             kept_file_copies.stand_in(images, kept, settings.kept_dir, content.to_file)
             made = missing_files.put_in_place(
-                images, manifest.traveling, restore.placing.make_folders, force=force
+                images, _elsewhere(manifest, new), restore.placing.make_folders, force=force
             )
             rollback.callback(missing_files.remove, made)
-            file_images.rewind(images / "files.img", made)
+            _open_new_files(images / "files.img", made, manifest, new)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             not_new = fresh_randomness.renew(restore.inside, is_copy=is_copy)
             ports = _ports(manifest, own_ports)
-            moved = _avoid_conflicts(restore, images, ports)
+            moved = _avoid_conflicts(restore, images, ports, is_new=new is not None)
             cleanup.callback(moved.release)
             connections.enter(images)
             filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
@@ -246,7 +246,10 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             tree = _restored(restore, images, exit_path)
             connections.finish({**ports, **moved.ports})
             changed = not_new + mend(
-                tree, lambda: _facts(manifest, content), made, manifest.launch.own_sockets.names
+                tree,
+                lambda: _facts(manifest, content),
+                made if new is None else [*made, manifest.launch.log_path],
+                manifest.launch.own_sockets.names,
             )
         gpu.finish_drivers()
         gpu_restore.restore(
@@ -267,12 +270,12 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
 
 
 def _avoid_conflicts(
-    restore: _Restore, images: Path, ports: Mapping[int, int]
+    restore: _Restore, images: Path, ports: Mapping[int, int], *, is_new: bool
 ) -> inet_images.Moved:
     """Edit the images so that the tree does not conflict with other programs; return the ports and addresses that changed.
 
-    `ports`: of clients outside, old to new. Raises ThawFailed for a conflict that cannot be avoided: a lock that another program holds,
-    or a name or a port that others know.
+    `ports`: of clients outside, old to new. `is_new`: it becomes a new kernel. Raises ThawFailed for a conflict that cannot be avoided: a
+    lock that another program holds, or a name or a port that others know.
     """
     files, init_pid, launched = (
         images / "files.img",
@@ -292,15 +295,30 @@ def _avoid_conflicts(
         socket_directories.replace(init_pid, own_sockets)
     if taken := (set(paths) - own) & unix_images.names_in_use():
         socket_directories.separate(init_pid, taken, restore.inside)
-    return inet_images.move(files, ports)
+    return inet_images.move(files, ports, to_new=is_new)
 
 
-def _mend_images(images: Path, ids: user_namespaces.Ids | None) -> None:
+def _mend_images(images: Path, manifest: Manifest, ids: user_namespaces.Ids | None) -> None:
     """Edit what CRIU would restore wrongly or refuse. `ids`: the owners in a user namespace."""
     file_images.mend(images / "files.img")
     criu_images.mend_scheduling(images)
     if ids is not None:
-        owner_images.mend(images, ids)
+        owner_images.mend(images, ids, user_namespaces.Ids(manifest.uid, manifest.gid))
+
+
+def _elsewhere(manifest: Manifest, new: LaunchSpec | None) -> Collection[str]:
+    """Return the files that need not be where they were. `new`: as in `thaw`."""
+    return manifest.traveling if new is None else {*manifest.traveling, manifest.launch.log_path}
+
+
+def _open_new_files(
+    files: Path, made: list[str], manifest: Manifest, new: LaunchSpec | None
+) -> None:
+    """Let files that were made begin empty, and a new kernel write to its own log. `new`: as in `thaw`."""
+    file_images.rewind(files, made)
+    if new is not None:
+        Path(new.log_path).touch(mode=0o600)
+        file_images.rename(files, {manifest.launch.log_path: new.log_path})
 
 
 def _ports(manifest: Manifest, own_ports: Sequence[int] | None) -> dict[int, int]:

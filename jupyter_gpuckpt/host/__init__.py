@@ -10,7 +10,6 @@
 - `ended_connections`: TCP connections that no program has open any more, but that keep a port for a minute.
 - `file_digests`: digests of programs and libraries.
 - `file_outlines`: outlines of files.
-- `foreign_files`: opening of files that others may have created or replaced.
 - `fuse`: file systems in user space.
 - `gpu`: the GPUs of this machine.
 - `idle_priority`: the lowest priority for this process.

@@ -8,6 +8,8 @@ from ..linux import control_groups
 from ..wire.protocol import MemoryUse
 from . import memory_limits, processes
 
+#: The free memory below which it is short.
+_SHORT_BYTES = 256 << 20
 _PRESSURE = Path("/proc/pressure/memory")
 
 
@@ -19,6 +21,11 @@ def memory_uses(
     total, available = processes.machine_memory()
     machine = MemoryUse("This machine", total, available, _stalled_percent(_PRESSURE))
     return [machine, *map(_of_group, limits)]
+
+
+def is_short(uses: list[MemoryUse]) -> bool:
+    """Return whether so little memory is free that processes which only wait are ended."""
+    return any(use.free_bytes < min(_SHORT_BYTES, use.total_bytes / 4) for use in uses)
 
 
 def _of_group(limit: memory_limits.MemoryLimit) -> MemoryUse:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ..errors import ManifestInvalid
 from ..store.index.places import Places
-from ..store.local import LocalStore
 from ..store.manifests import digests_of
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Stream
 from .spans import RECORD, SPAN, TARGET, SpanTable
 from .written import bounds_of, places_of
@@ -39,7 +39,7 @@ def zeros_in(streams: Sequence[Stream]) -> int:
 
 def table_of(
     streams: Sequence[Stream],
-    store: LocalStore,
+    store: ReadableStore,
     *,
     span_bytes: int,
     threads: int,

@@ -16,8 +16,8 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import OperationCancelled
 from ..host import commands
-from ..store.local import LocalStore
 from ..store.manifests import digests_of
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Chunk, Stream
 from ..wire.progress import Progress
 from .chunking import MAX_PAGES, PAGE
@@ -83,7 +83,7 @@ class Unpacking:
     def __init__(
         self,
         jobs: Sequence[tuple[Stream, Sink]],
-        store: LocalStore,
+        store: ReadableStore,
         *,
         threads: int,
         memory_bytes: int = 0,
@@ -193,7 +193,7 @@ def part_of(stream: Stream, ranges: Iterable[tuple[int, int]]) -> Stream:
 class StreamReader:
     """A random-access reader of a stream that verifies every chunk and caches the last ones; thread-safe."""
 
-    def __init__(self, stream: Stream, store: LocalStore) -> None:
+    def __init__(self, stream: Stream, store: ReadableStore) -> None:
         self._stream, self._store = stream, store
         self._ends = list(accumulate(chunk.length for chunk in stream.chunks))
         check_length(stream, self._ends[-1] if self._ends else 0)
@@ -233,6 +233,6 @@ class StreamReader:
         return data
 
 
-def read_stream(stream: Stream, store: LocalStore) -> bytes:
+def read_stream(stream: Stream, store: ReadableStore) -> bytes:
     """Return all bytes of a stream, for small ones. Raises ObjectCorrupt."""
     return StreamReader(stream, store).read(0, stream.length)

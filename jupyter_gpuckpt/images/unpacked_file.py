@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Chunk, Stream
 from ..wire.progress import Progress
 from .sinks import FileSink
@@ -51,7 +51,7 @@ class UnpackedFile:
     def __init__(
         self,
         streams: Sequence[Stream],
-        store: LocalStore,
+        store: ReadableStore,
         *,
         threads: int,
         memory_bytes: int = 0,

@@ -21,8 +21,8 @@ so that no IPython event is triggered.
                                         continue the history where it cannot collide; seed these modules' global
                                         generators anew. The reply names what could not be renewed or seeded
     gpuckpt_request {"op": "recipe_ended", "folder": "...", "log": "..."}
-                                        name what a recipe has left that copies of the kernel could not share, and the files that
-                                        they need; go to this folder
+                                        leave the history; name what a recipe has left that copies of the kernel could not
+                                        share, and the files that they need; go to this folder
     gpuckpt_request {"op": "become_new", "key": "...", ...}
                                         in a copy of such a kernel: make it a new kernel; the reply is signed with the new key
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
@@ -258,8 +258,8 @@ class Agent:
             if request.get("gpu_is_back"):
                 await self._peers_on()
         elif op == "recipe_ended":
-            log = parent["content"]["log"]
-            content.update(left=left_in(self._kernel, log), sources=sources())
+            self._history.leave_file()
+            content.update(left=left_in(self._kernel, parent["content"]["log"]), sources=sources())
             os.chdir(parent["content"]["folder"])
         elif op == "become_new":
             try:
@@ -296,6 +296,7 @@ class Agent:
     async def _become_new(self, request: dict[str, Any]) -> None:
         """Make a new kernel of this copy: one that has sent nothing and has no clients."""
         become_new(self._kernel, request)
+        self._history.take_file()
         take_ports(request["moved_ports"], request["connection_file"], self._iopub)
         self._sent.forget()
         self._subscribers.forget()

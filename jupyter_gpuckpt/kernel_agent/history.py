@@ -7,6 +7,9 @@ import sqlite3
 from contextlib import suppress
 from typing import Any
 
+from IPython.paths import get_ipython_dir
+
+_MEMORY = ":memory:"
 _SESSION_START = "SELECT start FROM sessions WHERE session = ?"
 
 
@@ -16,6 +19,8 @@ class History:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._manager: Any = getattr(shell, "history_manager", None)
+        #: The file that was left, and IPython's folder then.
+        self._left, self._folder = "", ""
         self._note()
 
     def continue_after_resume(self, *, branched: bool) -> None:
@@ -35,6 +40,28 @@ class History:
                 self._manager.new_session()
         self._note()
 
+    def leave_file(self) -> None:
+        """Keep the history in memory until `take_file`: copies of this kernel may run as other users, who have files of their own."""
+        path = str(getattr(self._manager, "hist_file", _MEMORY))
+        if getattr(self._manager, "enabled", False) and path != _MEMORY:
+            self._left, self._folder = path, get_ipython_dir()
+            self._open(_MEMORY)
+
+    def take_file(self) -> None:
+        """Open the file of the present environment in place of the one that was left; without it the history stays in memory."""
+        if not self._left:
+            return
+        below = os.path.relpath(self._left, self._folder)
+        is_usual = not below.startswith(os.pardir)
+        path = os.path.join(get_ipython_dir(), below) if is_usual else self._left  # noqa: PTH118 - Python 3.8
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - Python 3.8
+            self._open(path)
+        except (OSError, sqlite3.Error):
+            self._open(_MEMORY)
+        self._left = ""
+        self._note()
+
     def _note(self) -> None:
         self._file, self._began = self._identity(), self._ask(_SESSION_START)
 
@@ -47,12 +74,16 @@ class History:
 
     def _open_again(self) -> None:
         """Reopen the file if it was replaced: SQLite does not write to another file than it opened (SQLITE_READONLY_DBMOVED)."""
+        self._open(self._manager.hist_file)
+
+    def _open(self, path: Any) -> None:
         manager, former, thread = self._manager, self._manager.db, self._manager.save_thread
         if thread is not None:
             thread.stop()
+        manager.hist_file = path
         manager.init_db()
         former.close()
-        if thread is not None:
+        if thread is not None and path != _MEMORY:
             manager.save_thread = type(thread)(manager)
             manager.save_thread.start()
 

@@ -16,11 +16,10 @@ _NEVER = "JPY_PARENT_PID"
 
 
 def become_new(kernel: Any, request: dict[str, Any]) -> None:
-    """Take the environment, folder, umask, log, identity and key of the new kernel; begin with empty inputs and results."""
+    """Take the environment, folder, umask, identity and key of the new kernel; begin with empty inputs and results."""
     _take_environment(request["environment"])
     os.chdir(request["cwd"])
     os.umask(request["umask"])
-    _take_log(request["former_log"], request["log_path"])
     _take_arguments(kernel.parent.connection_file, request["connection_file"])
     _take_identity(kernel)
     _empty(kernel.shell)
@@ -45,19 +44,6 @@ def _launched() -> dict[str, str]:
     except OSError:
         return {}
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-def _take_log(former: str, path: str) -> None:
-    """Let every descriptor of the template's log be one of this kernel's."""
-    new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - objects take ten times as long
-            descriptor = int(name)
-            with suppress(OSError):
-                if descriptor != new and os.readlink(f"/proc/self/fd/{name}") == former:  # noqa: PTH115 - as it is
-                    os.dup2(new, descriptor, inheritable=os.get_inheritable(descriptor))
-    finally:
-        os.close(new)
 
 
 def _take_arguments(former: str, new: str) -> None:

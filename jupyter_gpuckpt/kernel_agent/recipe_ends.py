@@ -16,14 +16,11 @@ _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _OWN_FILES = ("/dev/", "/proc/", "/memfd:")
 _DELETED = " (deleted)"
 _PACKAGES = (".dist-info", ".egg-info")
-#: The endings of the files of a database besides its own.
-_OF_DATABASES = ("", "-wal", "-shm", "-journal")
 
 
 def left_in(kernel: Any, log: str) -> list[str]:
     """Return what the end of one copy, or its work, would take from the others, a phrase each. `log`: the kernel's own."""
-    files = _written_files(kernel, log)
-    found = [*_processes(), *_sockets(kernel), *files, *_temporary_folders()]
+    found = [*_processes(), *_sockets(kernel), *_written_files(log), *_temporary_folders()]
     return sorted(set(found))
 
 
@@ -93,15 +90,13 @@ def _peer(one: socket.socket) -> Any:
         return None
 
 
-def _written_files(kernel: Any, log: str) -> Iterator[str]:
-    history = str(getattr(kernel.shell.history_manager, "hist_file", ""))
-    allowed = {log, *(f"{history}{ending}" for ending in _OF_DATABASES)}
+def _written_files(log: str) -> Iterator[str]:
     for descriptor in _descriptors():
         with suppress(OSError):
             if not stat.S_ISREG(os.fstat(descriptor).st_mode) or not _is_written(descriptor):
                 continue
             path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is
-            if path not in allowed and _is_shared(path):
+            if path != log and _is_shared(path):
                 yield f"the file {path}, which is open for writing"
 
 

@@ -4,6 +4,7 @@
 - `control_groups`: the control groups above this process, and how many processors it may use.
 - `disk_reserve`: room on a disk for small writes that must succeed although the disk is full.
 - `file_locks`: locks between processes of one machine, held on files.
+- `foreign_files`: opening of files that others may have created or replaced.
 - `fresh_memory`: allocation of memory for large buffers.
 - `ports`: ports reserved for a process that does not listen on them at the moment.
 - `pwrite`: writing all of a buffer at an offset of a file.

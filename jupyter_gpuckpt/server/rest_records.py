@@ -113,7 +113,7 @@ class KernelView(View, frozen=True, kw_only=True):
     - `suspended_bytes`: RAM and GPU memory in its snapshot, while it has no process.
     - `suspend_cause`: Why it was suspended; null: it is not suspended.
     - `taken_over`: That another machine has taken its session over, until a user has chosen where its notebook is saved.
-    - `changed_at`: When it was seen to change after its last snapshot, in seconds since the epoch; null if not, or nobody looks.
+    - `changed_at`: Since when it may have changed after its last snapshot, in seconds since the epoch; null if not, or nobody looks.
     - `autosave_seconds`: How long after that it is saved; 0: only on request.
     - `cells_resume`: Whether a cell that is sent to it resumes it.
     - `restart_save_seconds`: How long its process is kept at a restart if it cannot be saved; 0: a restart cannot be undone.

@@ -41,6 +41,7 @@ from .policies.gpu_room import GpuRoom
 from .policies.idle import IdleSuspends, IdleSuspension
 from .policies.memory_room import MemoryRoom
 from .policies.parking import IdleParking
+from .policies.ready_kernels import ReadyKernels
 from .policies.reclaim import Reclaim
 from .policies.restarts import Restarts
 from .policies.server_stop import ServerStop
@@ -194,6 +195,16 @@ class Service:
             )
         if memory_room is not None:
             listeners.add(memory_room)
+        if traits.ready_kernels:
+            listeners.add(
+                ReadyKernels(
+                    link,
+                    operations,
+                    counts=traits.ready_kernels,
+                    shared=_shared_templates(serverapp),
+                    log=log,
+                )
+            )
         restarts = Restarts(
             link,
             kernels,
@@ -278,6 +289,12 @@ class Service:
             error.message,
             error.hint,
         )
+
+
+def _shared_templates(serverapp: ServerApp) -> dict[str, str]:
+    """Return the administrator's data directory of each template that kernels may be copies of, as the provisioner is configured."""
+    config = serverapp.config.GpuCkptProvisioner
+    return dict.fromkeys(config.get("shared_templates", ()), config.get("shared_data_dir", ""))
 
 
 def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 
-from traitlets import Bool, Float, HasTraits, Int, List, TraitError, Unicode, default
+from traitlets import Bool, Dict, Float, HasTraits, Int, List, TraitError, Unicode, default
 from traitlets.config import Configurable
 
 from ..client import save_costs
@@ -85,10 +85,10 @@ class ServerTraits(Configurable):
         help="""The most work of a running kernel that is lost if the machine fails: a number of seconds, or a text such as "30s", "10m" or
         "1h". A changed kernel is saved so often, while it runs on. Where its saves would cost more than `autosave_cost` allows, it is
         saved less often, and the panel says how often. Older ones of these snapshots are removed, here and in remotes: up to an hour
-        one of five minutes is kept, up to a day one an hour, later one a day, and at most 50 of a kernel; if less than 5 GB (or a
-        tenth of the disk) are free, only the newest. With less than 1 GB (or a twentieth) no kernel is saved periodically. When
-        a user shuts a kernel down, they are deleted; of the newest that can be undone for a day. GpuCkptDaemon.keep_last and similar
-        settings limit them further. 0: kernels are not saved periodically.""",
+        one of five minutes is kept, up to a day one an hour, later one a day, at most 50 of a kernel, and besides the newest of
+        each no more than a tenth of the disk's free space. With less than 1 GB (or a twentieth of the disk) free, no kernel is saved
+        periodically. When a user shuts a kernel down, they are deleted; of the newest that can be undone for a day.
+        GpuCkptDaemon.max_bytes limits them further. 0: kernels are not saved periodically.""",
     ).tag(config=True)
 
     autosave_cost = Float(
@@ -177,6 +177,14 @@ class ServerTraits(Configurable):
         help="""Patterns of the clients that are AI agents, for `save_before_agents`. A pattern is compared with the user name in a
         client's messages and with the program that it states (the header User-Agent of its websocket); `*` stands for any
         characters.""",
+    ).tag(config=True)
+
+    ready_kernels = Dict(
+        value_trait=Int(min=0),
+        key_trait=Unicode(),
+        help="""How many kernels of each template wait for the next notebook, for example {"torch-ready": 1}: resumed and stopped, so that
+        one of them starts in some hundredths of a second. Each takes the memory of a kernel, on its GPU, too; they are ended when
+        memory or a GPU is short, and with the server.""",
     ).tag(config=True)
 
     tools_token = Unicode(

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import ManifestInvalid
-from ..host.foreign_files import open_regular
 from ..images.pack import BytesSource
 from ..images.unpack import read_stream
+from ..linux.foreign_files import open_regular
 from ..store.local import LocalStore
 from ..wire import decoding
 from ..wire.manifest_records import Manifest

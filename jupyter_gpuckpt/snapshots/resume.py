@@ -21,9 +21,9 @@ from ..engine.tree.tree import Tree
 from ..errors import FilesChanged, HostIncompatible, ThawDisturbed
 from ..host import gpu, machine_profile
 from ..host.file_digests import FileDigests
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.file_records import MappedFile
-from ..wire.manifest_records import Gpu, Host, Manifest
+from ..wire.manifest_records import Gpu, Host, LaunchSpec, Manifest
 from ..wire.progress import Progress, Stage
 from ..wire.protocol import ResumeRequest
 from . import kept_files, open_files, room
@@ -47,7 +47,7 @@ class Resumed(NamedTuple):
 
 def resume(  # noqa: PLR0913 - all but the first three by name
     manifest: Manifest,
-    store: LocalStore,
+    store: ReadableStore,
     settings: EngineSettings,
     *,
     exit_path: Path,
@@ -56,6 +56,7 @@ def resume(  # noqa: PLR0913 - all but the first three by name
     request: ResumeRequest | None = None,
     digests: FileDigests | None = None,
     is_copy: bool = False,
+    new: LaunchSpec | None = None,
     unpacked: UnpackedSnapshots | None = None,
     folder: FolderCopy | None = None,
     progress: Progress,
@@ -63,8 +64,8 @@ def resume(  # noqa: PLR0913 - all but the first three by name
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
-    and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`. `unpacked`: what
-    resumes of the same snapshot share. `folder`: the working folder that a branch has for itself.
+    and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`. `new`: as in `thaw`.
+    `unpacked`: what resumes of the same snapshot share. `folder`: the working folder that a branch has for itself.
     Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
@@ -99,6 +100,7 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             force=request.force,
             is_copy=is_copy,
             in_namespaces=folder.mount if folder is not None else lambda init_pid: None,
+            new=new,
             progress=progress,
         )
         try:
@@ -165,7 +167,7 @@ def check(
     allowed_gpus: Collection[str] | None = None,
     digests: FileDigests | None = None,
     *,
-    store: LocalStore,
+    store: ReadableStore,
     spill_dir: Path,
 ) -> None:
     """Check whether the kernel can be resumed on this machine with these GPUs (None: all). Raises HostIncompatible with all reasons."""

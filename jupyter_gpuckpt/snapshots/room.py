@@ -11,12 +11,12 @@ from ..engine.memory import page_plan, reservations
 from ..engine.memory.page_plan import PagePlan
 from ..host import processes
 from ..host.overcommit import overcommit
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Manifest
 from .stored_images import MEMORY, PROCESSES, write_images
 
 
-def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
+def memory_shortage(manifest: Manifest, store: ReadableStore) -> str:
     """Return a sentence about the memory that a resume lacks; empty if there is enough. GPU memory is not considered."""
     needed = max_memory_bytes(manifest)
     free = processes.mem_available()
@@ -36,7 +36,7 @@ def max_memory_bytes(manifest: Manifest) -> int:
     return _streams_bytes(manifest, "pages/", "gpu")
 
 
-def disk_shortage(manifest: Manifest, store: LocalStore, spill_dir: Path) -> str:
+def disk_shortage(manifest: Manifest, store: ReadableStore, spill_dir: Path) -> str:
     """Return a sentence about the space that a resume lacks in `spill_dir`, for CRIU's files; empty if there is enough.
 
     Memory that forked processes share is written once for each of them.
@@ -57,7 +57,7 @@ def disk_shortage(manifest: Manifest, store: LocalStore, spill_dir: Path) -> str
     )
 
 
-def reservation_shortage(manifest: Manifest, store: LocalStore, *, running: bool = False) -> str:
+def reservation_shortage(manifest: Manifest, store: ReadableStore, *, running: bool = False) -> str:
     """Return a sentence about the memory that a resume cannot reserve; empty if it can. `running`: the kernel still runs here."""
     limits = overcommit()
     if limits.free_bytes is None:
@@ -72,7 +72,7 @@ def _streams_bytes(manifest: Manifest, *kinds: str) -> int:
     return sum(stream.length for stream in manifest.streams if stream.name.startswith(kinds))
 
 
-def _plans(manifest: Manifest, store: LocalStore) -> list[PagePlan]:
+def _plans(manifest: Manifest, store: ReadableStore) -> list[PagePlan]:
     """Return the page plans of processes; none for a plain dump, whose pages CRIU fills."""
     if manifest.method != "skeleton":
         return []

@@ -14,7 +14,7 @@ from ..errors import OperationCancelled
 from ..images.sinks import FileSink, WindowSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..images.unpacked_file import ReadingError, UnpackedFile
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Manifest, Stream
 from ..wire.progress import Progress
 from .stored_images import IMAGES_STREAM
@@ -68,7 +68,7 @@ class StoredContent:
     def __init__(
         self,
         manifest: Manifest,
-        store: LocalStore,
+        store: ReadableStore,
         settings: EngineSettings,
         progress: Progress,
         unpacked: UnpackedSnapshot,

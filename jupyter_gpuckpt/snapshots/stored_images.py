@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import ObjectCorrupt
 from ..images.unpack import read_stream
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Manifest
 
 #: The stream of all images but large ones, which have streams of their own.
@@ -25,7 +25,7 @@ MEMORY = ("mm", "pagemap")
 
 
 def write_images(
-    manifest: Manifest, store: LocalStore, directory: Path, kinds: Collection[str]
+    manifest: Manifest, store: ReadableStore, directory: Path, kinds: Collection[str]
 ) -> None:
     """Write the images of these kinds, e.g. `files` or `pagemap`, into `directory`.
 

@@ -25,7 +25,7 @@ from ..engine.settings import EngineSettings
 from ..errors import GpuCkptError
 from ..host import processes
 from ..images.unpacked_file import ReadingError, UnpackedFile
-from ..store.local import LocalStore
+from ..store.read_only import ReadableStore
 from ..wire.manifest_records import Manifest, Stream
 from . import room
 
@@ -47,7 +47,7 @@ _REST = "rest"
 class UnpackedSnapshot:
     """The unpacked files of one snapshot, and how many resumes use them. Thread-safe."""
 
-    def __init__(self, manifest: Manifest, store: LocalStore, settings: EngineSettings) -> None:
+    def __init__(self, manifest: Manifest, store: ReadableStore, settings: EngineSettings) -> None:
         self._manifest, self._store, self._settings = manifest, store, settings
         self._lock = threading.Lock()
         #: By key; the lock of a key is held while its file is made, which takes 0.2 s per GB.
@@ -169,7 +169,7 @@ class UnpackedSnapshots:
 
     @contextmanager
     def used(
-        self, manifest: Manifest, store: LocalStore, settings: EngineSettings
+        self, manifest: Manifest, store: ReadableStore, settings: EngineSettings
     ) -> Iterator[UnpackedSnapshot]:
         """Yield what a resume shares with others of its snapshot."""
         snapshot_id = manifest.info.snapshot_id

@@ -19,6 +19,7 @@
 - `pack_reading`: reading of whole packs.
 - `pack_streams`: packs as streams.
 - `packs`: many chunks in one file, append-only while written, immutable after.
+- `read_only`: a store of another user, which is only read.
 - `repack`: rewriting of packs of which little is needed.
 - `retention`: which snapshots may be removed, as a pure function.
 - `snapshot_listing`: the list of snapshots, cached while the files on disk are unchanged.

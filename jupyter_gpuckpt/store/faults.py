@@ -12,9 +12,8 @@ from ..errors import StoreError, StoreFull, StoreUnavailable, is_disk_full
 
 #: With less free space a disk is nearly full.
 _FULL_BYTES = 1 << 20
-#: With less free space than both a number of bytes and a part of the disk, it is short for the history of periodic saves, and for any.
-_SHORT = (5e9, 0.1)
-_SCARCE = (1e9, 0.05)
+#: With less free space than these bytes and this part of the disk, what is left is not for periodic saves.
+_SCARCE_BYTES, _SCARCE_PART = 1e9, 0.05
 
 
 def is_nearly_full(path: Path) -> bool:
@@ -23,20 +22,11 @@ def is_nearly_full(path: Path) -> bool:
     return facts.f_bavail * facts.f_frsize < _FULL_BYTES or _has_no_file_left(facts)
 
 
-def is_short(path: Path) -> bool:
-    """Return whether the file system of `path` has too little room for more than the newest periodic save of each kernel."""
-    return _has_less(path, *_SHORT)
-
-
 def is_scarce(path: Path) -> bool:
     """Return whether the file system of `path` has too little room for periodic saves: what is left is for what users do."""
-    return _has_less(path, *_SCARCE)
-
-
-def _has_less(path: Path, free_bytes: float, part: float) -> bool:
     facts = os.statvfs(path)
     free, total = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-    return free < min(free_bytes, part * total)
+    return free < min(_SCARCE_BYTES, _SCARCE_PART * total)
 
 
 def _has_no_file_left(facts: os.statvfs_result) -> bool:

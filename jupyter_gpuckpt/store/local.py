@@ -486,11 +486,6 @@ class LocalStore:
         with store_errors(self.root):
             return disk_reserve.free_bytes(self.root)
 
-    def is_short(self) -> bool:
-        """Return whether the store's disk has too little room for more than the newest periodic save of each kernel."""
-        with store_errors(self.root):
-            return faults.is_short(self.root)
-
     def require_room_for_periodic(self) -> None:
         """Raise StoreFull if what is left of the store's disk is not for periodic saves."""
         with store_errors(self.root):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..wire.manifest_records import Cause, SnapshotInfo
 from ..wire.snapshot_order import newest_first
 from ..wire.snapshot_records import RetentionPolicy, Verdict
 from ..wire.tool_branches import origin_of
 
-NEEDED = "a kernel needs it"
+NEEDED = "a kernel or an upload needs it"
 LATEST = "the latest snapshot of a kernel that is resumed from it"
 PINNED = "it is pinned"
 MANUAL = "taken by hand"
@@ -24,6 +24,8 @@ WITHIN_BUDGET = "within the limit of bytes"
 OVER_BUDGET = "beyond the limit of bytes"
 NOT_KEPT = "no rule keeps it"
 THINNED = "a later periodic save of its time is kept"
+PERIODIC = "one of the periodic saves that are kept"
+NO_ROOM = "the disk has too little room for more periodic saves"
 #: How periodic saves are thinned. Up to an age, in seconds before the kernel's latest snapshot, one is kept of each period of so many
 #: seconds (0: all).
 _THINNING = ((60.0, 0.0), (3600.0, 300.0), (86_400.0, 3600.0), (math.inf, 86_400.0))
@@ -41,6 +43,13 @@ class Scales(Protocol):
         """Add this snapshot to those that are kept."""
 
 
+class History(NamedTuple):
+    """The limit of the periodic saves that are not the newest of a kernel: bytes, and unused scales to weigh them with."""
+
+    max_bytes: int
+    scales: Scales
+
+
 def judge(
     snapshots: Iterable[SnapshotInfo],
     policy: RetentionPolicy,
@@ -48,12 +57,12 @@ def judge(
     needed: Collection[str],
     living: Collection[str],
     scales: Scales,
-    is_short: bool = False,
+    history: History | None = None,
 ) -> list[Verdict]:
     """Return the verdict on each of `snapshots`, newest first.
 
-    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept. `is_short`: whether the
-    disk is short, so that of the periodic saves of a kernel only the newest is kept.
+    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept. `history`: the limit of
+    periodic saves that are not the newest of a kernel.
 
     `scales` are used only if `max_bytes` is set. Snapshots that may not be removed are added first, then the
     others from the newest on. So the weight of an old snapshot is at least what its removal frees. A snapshot with weight 0 is kept.
@@ -73,24 +82,43 @@ def judge(
         exempt |= {info.snapshot_id: reason for info in infos[: policy.keep_tool_saves]}
     held = exempt | _needed(ordered, needed, living)
     kept: dict[str, str] = {}
-    thinned = thin(ordered, most=1 if is_short else _MOST_PERIODIC) if policy.thins else set()
-    thinned -= held.keys()
-    # The older of these suspends and saves by tools, and thinned saves, are left to no rule.
-    judged = {info.snapshot_id for info in [*suspends, *by_tools]} | exempt.keys() | thinned
+    periodic = list(filter(is_periodic, ordered)) if policy.thins else []
+    thinned = thin(ordered) - held.keys() if policy.thins else set()
+    kept |= {one.snapshot_id: PERIODIC for one in periodic if one.snapshot_id not in thinned}
+    # The older of these suspends and saves by tools, and periodic saves, are left to no rule.
+    judged = {one.snapshot_id for one in [*suspends, *by_tools, *periodic]} | exempt.keys()
     for infos in _by_kernel(info for info in ordered if info.snapshot_id not in judged):
         kept |= _kept_by_rules(infos, policy)
     kept |= held
-    over = set[str]()
-    if policy.max_bytes:
+    over = dict[str, str]()
+    if history is not None and periodic:
         wanted = [info for info in ordered if info.snapshot_id in kept]
-        over = over_budget(wanted, held, policy.max_bytes, scales)
+        over = dict.fromkeys(_beyond(wanted, held, history), NO_ROOM)
+    if policy.max_bytes:
+        wanted = [info for info in ordered if info.snapshot_id in kept.keys() - over.keys()]
+        found = over_budget(wanted, held, policy.max_bytes, scales)
+        over |= dict.fromkeys(found, OVER_BUDGET)
     return [_verdict(info, policy, kept, over, thinned) for info in ordered]
 
 
-def thin(ordered: Iterable[SnapshotInfo], *, most: int = _MOST_PERIODIC) -> set[str]:
+def _beyond(wanted: list[SnapshotInfo], held: Collection[str], history: History) -> set[str]:
+    """Return the ids of the oldest periodic saves, beyond what they may take together. The newest of a kernel is not among them."""
+    old = {
+        one.snapshot_id for infos in _by_kernel(filter(is_periodic, wanted)) for one in infos[1:]
+    }
+    old -= set(held)
+    for info in wanted:
+        if info.snapshot_id not in old:
+            history.scales.add(info)
+    return over_budget(
+        [one for one in wanted if one.snapshot_id in old], (), history.max_bytes, history.scales
+    )
+
+
+def thin(ordered: Iterable[SnapshotInfo]) -> set[str]:
     """Return the ids of the periodic saves that are not kept, because later ones of the same time are (`_THINNING`).
 
-    `ordered`: newest first. `most`: how many of a kernel are kept at most.
+    `ordered`: newest first.
     """
     found: set[str] = set()
     for infos in _by_kernel(ordered):
@@ -100,7 +128,7 @@ def thin(ordered: Iterable[SnapshotInfo], *, most: int = _MOST_PERIODIC) -> set[
             age = latest - info.created
             period = next(period for until, period in _THINNING if age <= until)
             slot = (period, info.created // period if period else info.snapshot_id)
-            if slot in kept or len(kept) == most:
+            if slot in kept or len(kept) == _MOST_PERIODIC:
                 found.add(info.snapshot_id)
             else:
                 kept.add(slot)
@@ -217,11 +245,11 @@ def _verdict(
     info: SnapshotInfo,
     policy: RetentionPolicy,
     kept: dict[str, str],
-    over: set[str],
+    over: dict[str, str],
     thinned: set[str],
 ) -> Verdict:
     if info.snapshot_id in over:
-        return Verdict(info, removed=True, reason=OVER_BUDGET)
+        return Verdict(info, removed=True, reason=over[info.snapshot_id])
     why = kept.get(info.snapshot_id)
     if why is None:
         reason = THINNED if info.snapshot_id in thinned else NOT_KEPT

@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Whether to look for notices that this machine goes.
     reclaim_notices: bool = True
     #: Whether saves read only the memory that was written since the last one.
-    track_writes: bool = False
+    track_writes: bool = True
 
     @property
     def data(self) -> Path:
@@ -142,7 +142,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
             criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
             idle_exit_seconds=float(idle_exit),
             reclaim_notices=environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES") != "0",
-            track_writes=environ.get("JUPYTER_GPUCKPT_TRACK_WRITES") == "1",
+            track_writes=environ.get("JUPYTER_GPUCKPT_TRACK_WRITES") != "0",
         )
     except ValueError as error:
         raise ConfigurationError(

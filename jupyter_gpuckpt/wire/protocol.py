@@ -101,13 +101,32 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /copies: start a new kernel whose process is a copy of the one in a snapshot, instead of starting the program of `spec`.
 
-    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`.
+    Programs in the process know nothing of `spec` until the agent tells them. `visible_gpus`: as in `ResumeRequest`. `store`: the folder
+    of another store, which is only read; empty: the daemon's own. `may_be_ready`: a ready copy will do, whose ports are others than those
+    of `spec`; `Kernel.moved_ports` then has them.
     """
 
     owner_id: str
     snapshot_id: str
     spec: LaunchSpec
     visible_gpus: str = ""
+    store: str = ""
+    may_be_ready: bool = False
+
+
+class WantedCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Copies of a snapshot that are to be ready. The fields are those of `CopyRequest`."""
+
+    snapshot_id: str
+    count: int
+    store: str = ""
+    visible_gpus: str = ""
+
+
+class ReadyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """PUT /owners/{owner_id}/ready: the ready copies that the owner wants, and no others."""
+
+    wanted: list[WantedCopies]
 
 
 class Result(msgspec.Struct, frozen=True):

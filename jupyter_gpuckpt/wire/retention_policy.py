@@ -21,7 +21,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note. Of snapshots
     that tools took, the last `keep_tool_saves` of each kernel and its branches by tools are kept (0: as other automatic ones).
 
-    `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
+    `thins`: periodic saves are thinned, the more the older they are; of the other rules only `max_bytes` applies to them.
     """
 
     keep_last: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0

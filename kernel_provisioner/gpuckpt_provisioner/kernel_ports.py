@@ -83,8 +83,10 @@ class KernelPorts:
         """Let no other manager of this process choose these ports, until Jupyter returns them with the kernel's end."""
         LocalPortCache.instance().currently_used_ports.update(self.numbers)
 
-    def forget(self) -> None:
-        """Set the ports to none, so that Jupyter takes those of a connection file."""
+    def give_back(self) -> None:
+        """Return the ports to Jupyter and set them to none, so that it takes those of a connection file."""
+        for port in self.numbers:
+            LocalPortCache.instance().return_port(port)
         for name in NAMES:
             setattr(self._manager, name, 0)
 

@@ -129,6 +129,17 @@ class GpuCkptProvisioner(LocalProvisioner):
         copy can be made, the kernel is started as its kernelspec says, and runs the template's recipe before its first cell.""",
     ).tag(config=True)
 
+    shared_templates = List(
+        Unicode(),
+        help="""The administrator's templates, by their names, of which kernels may be copies. Each kernel runs with its user's own ids.
+        A user's own template of the same name comes first.""",
+    ).tag(config=True)
+
+    shared_data_dir = Unicode(
+        help="""The data directory of the administrator who made them; it is only read. Whoever may write to it can run code as each
+        user who starts a kernel from it.""",
+    ).tag(config=True)
+
     @default("gpu_copy")
     def _default_gpu_copy(self) -> str:
         return os.environ.get("JUPYTER_GPUCKPT_GPU_COPY") or "own"
@@ -187,7 +198,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def _launch_or_adopt(
         self, cmd: list[str], kwargs: dict[str, Any]
     ) -> KernelConnectionInfo:
-        self._launched = True
+        is_restart, self._launched = self._launched, True
         self._ended = self.kernel = self._position = None
         self.plain_reason = self.plain_hint = ""
         if self._saved is not None:
@@ -201,19 +212,30 @@ class GpuCkptProvisioner(LocalProvisioner):
             return await super().launch_kernel(cmd, **kwargs)
         try:
             jupyter = {**saved_manager(self._manager), **self._owner_here().jupyter(self._manager)}
-            self._began(await _in_thread(lambda: self._launch(cmd, kwargs, jupyter)))
+            kernel, connection = await _in_thread(
+                lambda: self._launch(cmd, kwargs, jupyter, is_restart=is_restart)
+            )
         except (HostError, DaemonUnavailable, StoreFull, StoreUnavailable) as error:
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
+        self._began(kernel)
         self._ports.release()
+        if connection != self._manager.get_connection_info():
+            with connection_room(self._owner_here().settings, self._manager):
+                self._load_connection(connection)
         self.cwd = kwargs.get("cwd") or Path.cwd()
         self._owner_here().launched(self.kernel_id, self.connection_info)
         return self.connection_info
 
     def _launch(
-        self, command: list[str], kwargs: dict[str, Any], jupyter: dict[str, Any]
-    ) -> Kernel:
+        self,
+        command: list[str],
+        kwargs: dict[str, Any],
+        jupyter: dict[str, Any],
+        *,
+        is_restart: bool,
+    ) -> template_starts.Started:
         owner = self._owner_here()
         client = owner.client()
         path = log_path(owner.settings, self.kernel_id)
@@ -240,23 +262,37 @@ class GpuCkptProvisioner(LocalProvisioner):
         )
         owner.attach(self.kernel_id, self)
         try:
-            if self.template and (copied := self._copied(client, owner, spec)):
-                return copied
-            return client.send(calls.launch(owner.owner_id, spec))
+            connection = cast("dict[str, Any]", self._manager.get_connection_info())
+            copied = self._copied(client, owner, spec, connection, is_restart=is_restart)
+            return copied or template_starts.Started(
+                client.send(calls.launch(owner.owner_id, spec)), connection
+            )
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
 
-    def _copied(self, client: Client, owner: KernelOwner, spec: LaunchSpec) -> Kernel | None:
-        """Start the kernel as a copy of the template's; return None if that is impossible."""
+    def _copied(
+        self,
+        client: Client,
+        owner: KernelOwner,
+        spec: LaunchSpec,
+        connection: dict[str, Any],
+        *,
+        is_restart: bool,
+    ) -> template_starts.Started | None:
+        """Start the kernel as a copy of the template's; return None if there is none, or if that is impossible."""
+        if not self.template:
+            return None
         started = template_starts.start(
             self.template,
             owner.settings,
             client,
             owner.owner_id,
             spec,
-            cast("dict[str, Any]", self._manager.get_connection_info()),
+            connection,
             self._manager.connection_file,
+            shared=self.shared_data_dir if self.template in self.shared_templates else "",
+            may_be_ready=not is_restart,  # clients are connected to the ports
         )
         if not isinstance(started, str):
             return started
@@ -272,7 +308,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         """Connect the manager to the ports on which the kernel listens already."""
         manager = self._manager
         # Ports that are already set would not be replaced by the saved ones.
-        self._ports.forget()
+        self._ports.give_back()
         manager.load_connection_info(cast("KernelConnectionInfo", saved))
         manager.write_connection_file()
         self.connection_info = manager.get_connection_info()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import platform
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
 from jupyter_gpuckpt.client import programs, recipes, templates
 from jupyter_gpuckpt.client.agent_code import AGENT_REQUEST
-from jupyter_gpuckpt.client.templates import TemplateFolder
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
     GpuCkptError,
@@ -22,12 +21,14 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.wire import calls
 
+from . import kernel_ports
 from .agent_installation import answer
 
 if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
 
     from jupyter_gpuckpt.client import Client
+    from jupyter_gpuckpt.client.templates import TemplateFolder
     from jupyter_gpuckpt.wire.daemon_settings import Settings
     from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
     from jupyter_gpuckpt.wire.protocol import Kernel
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 60.0
 #: The modules whose global generators a copy seeds anew (`kernel_agent/global_generators.py`).
 _GENERATORS = ["random", "numpy", "torch"]
+
+
+class Started(NamedTuple):
+    """A kernel that was started, and its connection info."""
+
+    kernel: Kernel
+    connection: dict[str, Any]
 
 
 class _Stale(Exception):  # noqa: N818 - no error: the template is built again
@@ -51,17 +59,31 @@ def start(
     spec: LaunchSpec,
     connection: dict[str, Any],
     connection_file: str,
-) -> Kernel | str:
+    *,
+    shared: str,
+    may_be_ready: bool,
+) -> Started | str:
     """Start the kernel of `spec` as a copy of a template's kernel; otherwise return why that is impossible now, as a part of a sentence.
 
     Nothing is left of a copy that failed. A template whose snapshot is not what its recipe would make is built again in the background.
+    `shared`: an administrator's data directory that has the template, unless the user has one of that name; empty: none.
+    `may_be_ready`: it may be a ready copy, which has ports of its own.
     """
-    template: Template | None = None
+    template, is_own = None, False
     try:
-        folder = TemplateFolder(settings.data, name)
+        folder = templates.found(settings.data, name, shared)
+        is_own = not folder.store
         template = folder.get()
         with folder.in_use():
-            return _start(folder, client, owner_id, spec, connection, connection_file)
+            return _start(
+                folder,
+                client,
+                owner_id,
+                spec,
+                connection,
+                connection_file,
+                may_be_ready=may_be_ready,
+            )
     except _Stale as stale:
         reason, builds = str(stale), True
     except (SnapshotNotFound, ObjectCorrupt) as error:
@@ -72,7 +94,7 @@ def start(
         reason, builds = str(error), False
     except Exception as error:  # whatever is wrong with a template, the kernel is started
         reason, builds = f"{type(error).__name__}: {error}", False
-    if builds and template is not None and templates.may_build(template):
+    if builds and is_own and template is not None and templates.may_build(template):
         with suppress(OSError):
             programs.begin_build(name, settings.data / "log" / "templates" / f"{name}.log")
     return reason
@@ -85,7 +107,9 @@ def _start(
     spec: LaunchSpec,
     connection: dict[str, Any],
     connection_file: str,
-) -> Kernel:
+    *,
+    may_be_ready: bool,
+) -> Started:
     template = folder.get()
     cells = folder.cells(template)
     cache = template.cache
@@ -93,18 +117,25 @@ def _start(
         raise _Stale(why)
     if connection["transport"] != "tcp" or "curve_publickey" in connection:
         raise ConfigurationError("its sockets are not TCP ports without encryption")
-    former = client.send(calls.launch_spec(cache.snapshot_id))
-    if former.jupyter["connection_info"]["ip"] != connection["ip"]:
+    former = client.send(calls.launch_spec(cache.snapshot_id, folder.store))
+    before = former.jupyter["connection_info"]
+    if before["ip"] != connection["ip"]:
         raise ConfigurationError("it listens at another address than the template's kernel")
     visible = spec.env.get("CUDA_VISIBLE_DEVICES", "")
-    kernel = client.send(calls.copy(owner_id, cache.snapshot_id, spec, visible))
+    kernel = client.send(
+        calls.copy(
+            owner_id, cache.snapshot_id, spec, visible, folder.store, may_be_ready=may_be_ready
+        )
+    )
+    ports = {
+        name: kernel.moved_ports.get(before[name], before[name]) for name in kernel_ports.NAMES
+    }
+    connection = {**connection, **ports}
     request = {
         "op": "become_new",
         "environment": spec.env,
         "cwd": spec.cwd,
         "umask": spec.umask,
-        "former_log": former.log_path,
-        "log_path": spec.log_path,
         "connection_file": connection_file,
         "moved_ports": {str(before): now for before, now in kernel.moved_ports.items()},
         "seed_anew": [] if recipes.seeds(cells) else _GENERATORS,
@@ -119,7 +150,7 @@ def _start(
     except BaseException:
         client.send(calls.kill(spec.kernel_id))
         raise
-    return kernel
+    return Started(kernel, connection)
 
 
 async def _ask(connection: dict[str, Any], key: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "at-rest": "at_rest",
     "memory-reading": "memory_reading",
     "warm-resume": "warm_resume",
+    "warm-kernels": "warm_kernels",
     "cold-resume": "cold_resume",
     "deduplication": "deduplication",
     "small-changes": "small_changes",

@@ -196,7 +196,7 @@ def test_a_kernel_from_another_machine_gets_other_ports_than_those_of_a_kernel_h
         first, second = (kernels.add(record(one, port)) for one in ("first", "second"))
         for kernel in (first, second):
             kernel.ports.hold()
-        owners = Owners(Streams(), kernels, None, None, None, machine, list)
+        owners = Owners(Streams(), kernels, None, None, None, machine, None, list)
         if not can_replace:
             monkeypatch.setattr(HeldPorts, "free", refused)
         await owners._replace_taken_ports(second)

@@ -44,6 +44,7 @@ class Parts:
             machine,
             self.records,
             None,
+            None,
             lambda *told: self.ended.append(told),
         )
         spec = LaunchSpec("k", ["true"], {}, "/", "/x")

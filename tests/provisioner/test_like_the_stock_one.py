@@ -239,12 +239,12 @@ def test_the_ports_of_a_kernel_are_nobody_elses_before_it_listens(
     got = []
     launched = GpuCkptProvisioner._launch
 
-    def launch(provisioner, *arguments):
+    def launch(provisioner, *arguments, **options):
         for port in provisioner._ports.numbers:
             with socket.socket() as other, suppress(OSError):
                 other.bind(("127.0.0.1", port))
                 got.append(port)
-        return launched(provisioner, *arguments)
+        return launched(provisioner, *arguments, **options)
 
     monkeypatch.setattr(GpuCkptProvisioner, "_launch", launch)
 

@@ -39,6 +39,7 @@ class DaemonUser(User):
             data_dir=self.data_dir,
             undo_seconds=undo_seconds,
             on_deleted=lambda: None,
+            uploading=set,
         )
 
     def removes(self, name):

@@ -2,12 +2,12 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import nbformat
 import pexpect
 import pytest
@@ -18,8 +18,10 @@ from jupyter_gpuckpt.sessions import Sessions
 from jupyter_gpuckpt.wire import calls
 from tests.blocking_clients import printed
 from tests.conftest import wait_for
+from tests.ports import free_port
 
 from .conftest import PLANTED, Templates, is_copy, started
+from .memory import in_memory
 
 RECIPE = """
 import random, ssl, tempfile, multiprocessing, os, pathlib
@@ -112,19 +114,6 @@ def test_no_copy_has_a_secret_of_the_builder():
         assert not in_memory(pid, PLANTED.encode())
         # The search finds what is there.
         assert in_memory(pid, b"SET_BY_THE_RECIPE")
-
-
-def in_memory(pid, text):
-    areas = re.findall(r"^(\w+)-(\w+) r.*$", Path(f"/proc/{pid}/maps").read_text(), re.M)
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
-        for begin, end in areas:
-            try:
-                memory.seek(int(begin, 16))
-                if text in memory.read(int(end, 16) - int(begin, 16)):
-                    return True
-            except (OSError, ValueError, OverflowError):
-                continue  # vvar and the like
-    return False
 
 
 def test_no_two_copies_are_alike():
@@ -261,3 +250,28 @@ def test_the_console_uses_a_template(ours):
     finally:
         console.close(force=True)
     KernelProvisionerFactory.clear_instance()
+
+
+@pytest.mark.slow
+def test_voila_uses_a_template(ours, notebook, tmp_path):
+    pytest.importorskip("voila")
+    port = free_port()
+    log = tmp_path / "voila.log"
+    words = ["--no-browser", f"--port={port}", "--Voila.ip=127.0.0.1", str(notebook)]
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            [sys.executable, "-m", "voila", *words], env=ours, stdout=out, stderr=out
+        ) as process,
+    ):
+        try:
+            wait_for(lambda: f"127.0.0.1:{port}" in log.read_text(), said=log.read_text)
+            httpx.get(f"http://127.0.0.1:{port}/", timeout=120).raise_for_status()
+            # Its page executes the cells.
+            with Client.connect() as client:
+                [kernel] = client.send(calls.kernels())
+            assert kernel.moved_ports
+            assert "is no copy" not in log.read_text()
+        finally:
+            process.terminate()
+            process.wait(60)

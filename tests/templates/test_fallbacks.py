@@ -62,6 +62,29 @@ def test_a_changed_package_is_noticed_and_the_template_built_again(templates, lo
 
 
 @pytest.mark.slow
+def test_a_removed_package_is_noticed(templates, logged):
+    folder = templates.folder / "site"
+    (folder / "removed-1.0.dist-info").mkdir(parents=True)
+    (folder / "removed.py").write_text("value = 1")
+    path = f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+    templates.create("package-of", f"{path}import removed\n")
+    with started("package-of") as (manager, client):
+        assert is_copy(manager)
+        assert printed(client, "print(removed.value)") == "1\n"
+    (folder / "removed.py").unlink()
+    (folder / "removed-1.0.dist-info").rmdir()
+    with started("package-of") as (manager, client):
+        assert not is_copy(manager)
+        told = printed(client, "print('removed' in sys.modules)")
+        assert told.startswith("False\n")
+        assert "No module named 'removed'" in told
+    assert "the package removed was changed" in logged()[0]
+    wait_for(lambda: templates.at("package-of").get().error is not None)
+    assert "No module named 'removed'" in templates.at("package-of").get().error.message
+    assert templates.run("rm", "package-of").returncode == 0
+
+
+@pytest.mark.slow
 def test_a_changed_recipe_runs_at_once_and_the_template_is_built_again(templates, logged):
     recipe = templates.create("recipe", "value = 1")
     recipe.write_text("value = 2")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jupyter_gpuckpt.host.foreign_files import open_regular
+from jupyter_gpuckpt.linux.foreign_files import open_regular
 
 
 def test_only_files_are_opened(tmp_path):

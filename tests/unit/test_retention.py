@@ -308,20 +308,33 @@ def test_a_day_of_saves_leaves_few_whenever_they_are_thinned():
         assert max(later - age for age, later in itertools.pairwise(young)) <= 2 * period
 
 
-def test_on_a_short_disk_only_the_newest_periodic_save_of_each_kernel_is_kept():
+def test_periodic_saves_but_the_newest_of_a_kernel_have_a_limit_of_bytes_together():
     other = [msgspec.structs.replace(one, kernel_id="other") for one in periodic_saves(900, 300)]
     other = [msgspec.structs.replace(one, snapshot_id=f"o{one.snapshot_id}") for one in other]
     named = msgspec.structs.replace(snapshot("named", 1.0, cause=Cause.AUTOSAVE), title="mine")
-    verdicts = retention.judge(
-        [*periodic_saves(900, 300), *other, named],
-        RetentionPolicy(thins=True),
-        needed=["p600"],
-        living=[],
-        scales=Unshared(),
-        is_short=True,
-    )
-    gone = {one.snapshot.snapshot_id for one in verdicts if one.removed}
-    assert gone == {"p300", "op300", "op600"}
+
+    def gone(max_bytes):
+        verdicts = retention.judge(
+            [*periodic_saves(900, 300), *other, named],
+            RetentionPolicy(thins=True, keep_last=1),
+            needed=["p600"],
+            living=[],
+            scales=Unshared(),
+            history=retention.History(max_bytes, Unshared()),
+        )
+        return {one.snapshot.snapshot_id for one in verdicts if one.removed}
+
+    assert gone(0) == {"p300", "op300", "op600"}
+    # Each has ten bytes.
+    assert len(gone(19) & {"p300", "op300"}) == 1
+    assert gone(20) == {"op600"}
+    assert gone(30) == set()
+
+
+def test_the_other_rules_do_not_apply_to_periodic_saves_except_the_limit_of_all():
+    saves = [*periodic_saves(900, 300), *series(3, cause=Cause.IDLE)]
+    assert removed(saves, thins=True, keep_last=1) == ["a1", "a2"]
+    assert len(removed(saves, thins=True, max_bytes=20)) == 4
 
 
 def test_only_periodic_saves_without_a_name_are_thinned():
@@ -335,8 +348,7 @@ def test_only_periodic_saves_without_a_name_are_thinned():
     ]
     same_time = [msgspec.structs.replace(one, created=100 * DAY - 3700) for one in saves[1:]]
     assert removed([saves[0], *same_time], thins=True) == []
-    # Nor is one that a kernel needs, and the other rules apply to those that are left.
+    # Nor is one that a kernel needs.
     saves = periodic_saves(3600, 10)
     needed = saves[-2].snapshot_id
     assert needed not in removed(saves, thins=True, needed=[needed])
-    assert len(removed(saves, thins=True, keep_last=2)) == len(saves) - 2

@@ -191,6 +191,12 @@ async def _owner_events(handler: BaseHandler, request: protocol.Owner) -> None:
         await handler.send_events(stream)
 
 
+@_answers(calls.ready)
+async def _ready(handler: BaseHandler, owner_id: str, request: protocol.ReadyRequest) -> None:
+    owner = await handler.daemon.owners.awaited(owner_id)
+    await handler.daemon.ready_copies.want(owner, request.wanted)
+
+
 @_answers(calls.claim)
 def _claim(handler: BaseHandler, owner_id: str) -> Awaitable[list[protocol.SuspendedKernel]]:
     return handler.daemon.owners.claim(owner_id)

@@ -17,7 +17,7 @@ from ...errors import GpuCkptError
 from ...wire import calls
 from ...wire import snapshot_records as records
 from ...wire.folder_records import FolderComparison
-from ...wire.manifest_records import Manifest
+from ...wire.manifest_records import LaunchSpec, Manifest
 from ..kernels.kernel_records import KernelRecord
 from ..snapshots.inflow import Inflow
 from .daemon_handler import BaseHandler, DaemonRoutes
@@ -37,7 +37,6 @@ _answers = _routes.answers
 _routes.passed_on(
     {
         calls.snapshot_variables: lambda daemon: _in_thread(daemon.machine.variables),
-        calls.launch_spec: lambda daemon: _in_thread(daemon.machine.launch_spec),
         calls.upload: lambda daemon: daemon.uploads.ask,
         calls.remotes: lambda daemon: daemon.remote_sessions.remotes,
         calls.try_remote: lambda daemon: daemon.new_remotes.test,
@@ -56,6 +55,11 @@ def _snapshots(
 ) -> Awaitable[list[records.Snapshot]]:
     lists = handler.daemon.snapshot_lists
     return (lists.snapshots if deleted in {"", "0"} else lists.deleted)(kernel_id, path)
+
+
+@_answers(calls.launch_spec)
+def _launch_spec(handler: BaseHandler, snapshot_id: str, store: str) -> Awaitable[LaunchSpec]:
+    return to_thread(handler.daemon.machine.launch_spec, snapshot_id, store)
 
 
 @_answers(calls.snapshot_notebook)

@@ -11,6 +11,8 @@
 - `measuring`: measurement of kernels' use of memory and GPUs.
 - `operations`: work on a kernel that has an id, continues when its client disconnects, and can be followed and canceled.
 - `owners`: owners of kernels: their connections, and claims by new servers.
+- `ready_copies`: upkeep of the copies of templates' kernels that servers want to have waiting.
+- `ready_trees`: the process trees of those copies.
 - `record_leases`: the leases of kernels in a data directory that several hosts may share.
 - `recovered`: the interpretation of a kernel's record after the death of the daemon that wrote it, or after an operation that failed.
 - `resume_times`: durations of resumes on this machine.

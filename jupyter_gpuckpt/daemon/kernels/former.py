@@ -22,7 +22,7 @@ import msgspec
 
 from ...engine.tree.tree import Tree
 from ...errors import GpuCkptError, KernelNotFound, KernelStateConflict, OperationCancelled
-from ...host.memory_use import memory_uses
+from ...host.memory_use import is_short, memory_uses
 from ...store.faults import store_errors
 from ...wire import decoding
 from ...wire.place import Place
@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 #: The interval at which the memory is checked while a process is kept that could not be saved.
 _LOOK_SECONDS = 0.25
-#: The memory below which such a process is ended.
-_SHORT_BYTES = 256 << 20
 
 
 class FormerRecord(msgspec.Struct):
@@ -261,7 +259,7 @@ class FormerProcesses:
             if former.progress.cancelled.is_set():
                 return
             uses = await asyncio.to_thread(memory_uses)
-            if any(use.free_bytes < min(_SHORT_BYTES, use.total_bytes / 4) for use in uses):
+            if is_short(uses):
                 _log.warning("memory is short")
                 return
             await asyncio.sleep(min(_LOOK_SECONDS, max(0.0, deadline - loop.time())))

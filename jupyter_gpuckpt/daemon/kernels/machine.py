@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from ...engine.tree.tree import Tree
 from ...errors import (
     ConfigurationError,
     HostError,
+    HostIncompatible,
     PrivilegeMissing,
     SnapshotNotFound,
     StoreError,
@@ -53,6 +54,7 @@ from ...wire.states import KernelState
 from ...wire.tool_branches import is_branch_of
 from .. import host_report
 from .ferry_choice import FerryChoice
+from .ready_trees import ReadyTrees
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
     from ...snapshots.save import Saved
     from ...snapshots.unpacked_snapshots import UnpackedSnapshots
     from ...store.local import LocalStore
+    from ...store.read_only import ReadableStore, ReadOnlyStore
     from ...store.snapshot_listing import Listed
     from .kernel_records import KernelRecord
 
@@ -82,7 +85,7 @@ _TOOLS = (["criu"], ["init"])
 class Machine:
     """A facade of engine, store and host. Thread-safe; store and report are created at first use.
 
-    `on_snapshot`: called in any thread for every change of a snapshot.
+    `on_snapshot`: called in any thread for every change of a snapshot. `ready`: given up where a resume lacks room.
     """
 
     def __init__(
@@ -91,10 +94,11 @@ class Machine:
         place: Place,
         on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
         *,
+        ready: ReadyTrees | None = None,
         local_chunks: LocalChunks,
     ) -> None:
         self._settings, self._on_snapshot = settings, on_snapshot
-        self._local_chunks = local_chunks
+        self._local_chunks, self._ready = local_chunks, ready or ReadyTrees()
         self._are_others_there = partial(are_others_heard_of, settings.state, place)
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
@@ -105,6 +109,8 @@ class Machine:
         self._ferry = FerryChoice()
         self.folders = WorkingFolders(settings.data / "folders" / place.key)
         self._store: LocalStore | None = None
+        #: Stores of other users, by their folders.
+        self._read_only: dict[str, ReadOnlyStore] = {}
         self._unpacked: UnpackedSnapshots | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
@@ -279,6 +285,12 @@ class Machine:
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
         """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
+        found = self._gpu_placement(record, request)
+        if found.needed_bytes > found.free_bytes and self._ready.give_up():
+            found = self._gpu_placement(record, request)
+        return GpuRoom(found.needed_bytes, found.free_bytes)
+
+    def _gpu_placement(self, record: KernelRecord, request: ResumeRequest) -> Placement:
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
             from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -288,7 +300,7 @@ class Machine:
             elif record.state is KernelState.SUSPENDED:
                 manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
                 found = late_modules.resume.gpu_room(manifest, request.visible_gpus)
-        return GpuRoom(found.needed_bytes, found.free_bytes)
+        return found
 
     def resume(
         self,
@@ -309,7 +321,8 @@ class Machine:
             self._local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
-            resumed = late_modules.resume.resume(
+            resume = partial(
+                late_modules.resume.resume,
                 manifest,
                 self.store,
                 self._engine(),
@@ -323,6 +336,7 @@ class Machine:
                 folder=self.folders.copy_of(record, manifest, self.store, self._engine()),
                 progress=progress,
             )
+            resumed = self._with_room(resume)
         if self._settings.near_bytes:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
@@ -355,20 +369,36 @@ class Machine:
         """Compare the files of two moments, as `WorkingFolders.compare` does."""
         return self.folders.compare(first, second, self.store, self._engine())
 
+    def copied_manifest(self, snapshot_id: str, store: str) -> Manifest:
+        """Return the manifest of a snapshot of which copies are made. `store`: as in `CopyRequest`."""
+        return self._store_at(store).manifest(snapshot_id)
+
     def copy(
-        self, request: CopyRequest, spec: LaunchSpec, exit_path: Path, owner: Owner
+        self,
+        request: CopyRequest,
+        manifest: Manifest,
+        spec: LaunchSpec,
+        exit_path: Path,
+        owner: Owner,
+        *,
+        is_ready: bool = False,
     ) -> Resumed:
         """Start a new kernel from a snapshot of another one. Raises what a resume raises; then nothing of it is left.
 
-        `spec`: of the new kernel.
+        `spec`: of the new kernel. `is_ready`: it is to be a ready copy.
         """
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
-        manifest, progress = self.store.manifest(request.snapshot_id), Progress()
-        with self._local_chunks(self._settings.data, self.store, manifest.info, progress):
-            found = late_modules.resume.resume(
+        progress, there = Progress(), ExitStack()
+        if not request.store:
+            there.enter_context(
+                self._local_chunks(self._settings.data, self.store, manifest.info, progress)
+            )
+        with there:
+            resume = partial(
+                late_modules.resume.resume,
                 manifest,
-                self.store,
+                self._store_at(request.store),
                 self._engine(),
                 exit_path=exit_path,
                 jupyter_runtime_dir=owner.jupyter_runtime_dir,
@@ -376,16 +406,30 @@ class Machine:
                 request=ResumeRequest(visible_gpus=request.visible_gpus),
                 digests=self._digests,
                 is_copy=True,
+                new=spec,
                 unpacked=self._unpacked_snapshots(),
                 progress=progress,
             )
+            found = resume() if is_ready else self._with_room(resume)
         try:
-            # Those of the snapshot's kernel came with its memory; the next server needs this one's.
-            kept_secrets.install(Path(f"/proc/{found.tree.init_pid}/root"), spec.secrets)
+            self.install_secrets(found.tree, spec)
         except BaseException:
             trees.kill(found.tree)
             raise
         return found
+
+    def install_secrets(self, tree: Tree, spec: LaunchSpec) -> None:
+        """Replace the secrets of a template's launch, which came with the memory of a copy: the next server needs the copy's own."""
+        kept_secrets.install(tree.root, spec.secrets)
+
+    def _with_room(self, resume: Callable[[], Resumed]) -> Resumed:
+        """Resume a kernel; where there is no room for it, ready copies are given up for it."""
+        try:
+            return resume()
+        except HostIncompatible:
+            if not self._ready.give_up():
+                raise
+        return resume()
 
     def _unpacked_snapshots(self) -> UnpackedSnapshots:
         from .. import late_modules  # noqa: PLC0415 - late: see there
@@ -403,21 +447,22 @@ class Machine:
                 return found
         # A tree that just disappeared was ended by a suspend; that suspend's snapshot is the newest.
         manifest = self.manifest(record, "" if record.tree else record.snapshot_id)
-        return self._stored_secrets(manifest)
+        return self._stored_secrets(manifest, self.store)
 
-    def _stored_secrets(self, manifest: Manifest) -> dict[str, Any]:
+    def _stored_secrets(self, manifest: Manifest, store: ReadableStore) -> dict[str, Any]:
         """Return the secrets of a snapshot's kernel, which are beside its memory. Raises ObjectCorrupt, StoreUnavailable."""
         stream = manifest.stream(kept_secrets.STREAM)
         if stream.length > kept_secrets.MAX_SECRETS_BYTES:
             return {}
         from ...images.unpack import read_stream  # noqa: PLC0415 - slow to import, and a launch does not need it
 
-        return kept_secrets.decoded(read_stream(stream, self.store))
+        return kept_secrets.decoded(read_stream(stream, store))
 
-    def launch_spec(self, snapshot_id: str) -> LaunchSpec:
-        """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
-        manifest = self.store.manifest(snapshot_id)
-        secrets = self._stored_secrets(manifest)
+    def launch_spec(self, snapshot_id: str, store: str = "") -> LaunchSpec:
+        """Return the recorded launch spec of a snapshot's kernel, with its secrets. `store`: as in `CopyRequest`."""
+        source = self._store_at(store)
+        manifest = source.manifest(snapshot_id)
+        secrets = self._stored_secrets(manifest, source)
         return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
     def changes(self, snapshot_id: str, *, with_files: bool) -> Changes:
@@ -467,6 +512,17 @@ class Machine:
                     take_in = partial(bringing.take_all_in, self._store, abandoned)
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
+
+    def _store_at(self, folder: str) -> LocalStore | ReadOnlyStore:
+        """Return the store in a folder, which is only read; without a folder the daemon's own."""
+        if not folder:
+            return self.store
+        from .. import late_modules  # noqa: PLC0415 - late: see there
+
+        with self._lock:
+            if folder not in self._read_only:
+                self._read_only[folder] = late_modules.read_only.ReadOnlyStore(Path(folder))
+            return self._read_only[folder]
 
     @property
     def opened_store(self) -> LocalStore | None:

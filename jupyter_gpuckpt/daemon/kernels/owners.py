@@ -35,6 +35,7 @@ from .kernel_records import KernelRecord, Records
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .operations import Operations
+from .ready_copies import ReadyCopies
 from .streams import Stream, Streams
 from .verbs import Verbs
 
@@ -57,9 +58,10 @@ class Owners:
         verbs: Verbs,
         records: Records,
         machine: Machine,
+        ready: ReadyCopies,
         notices: Callable[[], list[Notice]],
     ) -> None:
-        self._notices = notices
+        self._notices, self._ready = notices, ready
         self._streams, self._kernels, self._operations = streams, kernels, operations
         self._verbs, self._records, self._machine = verbs, records, machine
         self._known: dict[str, Owner] = {}
@@ -223,6 +225,7 @@ class Owners:
         if self._connections[owner.owner_id]:
             return
         self._known.pop(owner.owner_id, None)
+        await self._ready.forget(owner.owner_id)
         if owner.kind is not OwnerKind.SCRIPT:
             return
         kernels = self._kernels.of_owner(owner.owner_id)

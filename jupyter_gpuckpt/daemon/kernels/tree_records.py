@@ -20,10 +20,12 @@ from ...engine.tree import launch as trees
 from ...engine.tree.tree import Tree
 from ...errors import GpuCkptError
 from ...host import processes
-from ...host.foreign_files import open_regular
+from ...linux.foreign_files import open_regular
 from ...wire import decoding
+from ...wire.ids import is_id
 from ...wire.manifest_records import SCRATCH
 from .kernel_records import KernelRecord, Records
+from .ready_trees import prefix
 
 _NAME = "record"
 _MAX_BYTES = 16 << 20
@@ -69,15 +71,21 @@ def adopt(
     """
     left = []
     for tree in _unnamed(records, found, others):
-        copy = _copy(tree)
+        is_ready = tree.kernel_id.startswith(prefix(records.place))
+        copy = _copy(tree, is_ready=is_ready)
+        if is_ready and copy is None:
+            _log.info("ending process %d, a ready copy of a killed daemon", tree.init_pid)
+            trees.kill_init(tree.init_pid)
+            continue
+        kernel_id = copy.kernel_id if copy is not None else tree.kernel_id
         if copy is not None and copy.place != records.place:
             continue  # its own daemon knows it
-        now = next((one for one in found if one.kernel_id == tree.kernel_id), None)
+        now = next((one for one in found if one.kernel_id == kernel_id), None)
         is_free = now is None or now.tree is None or not trees.alive(now.tree)
         if copy is not None and is_free and _is_claimed(records, copy):
             _log.warning(
                 "kernel %s runs as process %d, but its record was missing or outdated",
-                tree.kernel_id,
+                kernel_id,
                 tree.init_pid,
             )
             found = [*(one for one in found if one is not now), copy]
@@ -85,7 +93,7 @@ def adopt(
             _log.error(
                 "process %d belongs to kernel %s, but no record names it; `kill -9 %d` ends it",
                 tree.init_pid,
-                tree.kernel_id,
+                kernel_id,
                 tree.init_pid,
             )
             left.append(tree)
@@ -126,15 +134,21 @@ def _inits(exits: Path) -> Iterator[UnnamedTree]:
             yield UnnamedTree(kernel_id, pid, processes.start_time(pid), str(exit_path))
 
 
-def _copy(tree: UnnamedTree) -> KernelRecord | None:
-    """Return the record on a tree's scratch; None if there is none, or one that is not of this tree."""
+def _copy(tree: UnnamedTree, *, is_ready: bool) -> KernelRecord | None:
+    """Return the record on a tree's scratch; None if there is none, or one that is not of this tree.
+
+    `is_ready`: the tree was a ready copy. The kernel that it has become, if it has, is named by the record alone.
+    """
     path = f"/proc/{tree.init_pid}/root{SCRATCH}/{_NAME}"
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             record = decoding.from_json(file.read(_MAX_BYTES), KernelRecord)
+    except FileNotFoundError:
+        return None
     except (OSError, msgspec.DecodeError) as error:
         _log.error("the copy of the record of kernel %s cannot be read: %s", tree.kernel_id, error)
         return None
     its = record.tree
-    named = (record.kernel_id, its and its.init_pid, its and its.init_start, record.exit_path)
+    kernel_id = tree.kernel_id if is_ready and is_id(record.kernel_id) else record.kernel_id
+    named = (kernel_id, its and its.init_pid, its and its.init_start, record.exit_path)
     return record if named == tuple(tree) else None

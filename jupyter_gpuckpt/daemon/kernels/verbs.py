@@ -31,6 +31,7 @@ from ...errors import (
     record_of,
 )
 from ...host import processes
+from ...linux.ports import moved_connection
 from ...wire.ids import is_id
 from ...wire.manifest_records import LaunchSpec
 from ...wire.place import Place
@@ -46,12 +47,14 @@ from ...wire.protocol import (
 from ...wire.states import GPU_AWAY, Answer, KernelState, Verb, answer
 from .. import late_imports
 from ..repeating import Tasks
-from . import jobs
+from . import jobs, stopped_trees
 from .jobs import Job
 from .kernel_records import KernelRecord, Records
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .operations import Operations, RunningOperation
+from .ready_copies import ReadyCopies
+from .ready_trees import ReadyTree
 from .recovered import as_before
 from .whole_files import write_file
 
@@ -92,9 +95,10 @@ class Verbs:
         machine: Machine,
         records: Records,
         leases: jobs.Leases,
+        ready: ReadyCopies,
         on_end: Callable[[Job, RunningOperation], None],
     ) -> None:
-        self._leases, self._on_end = leases, on_end
+        self._leases, self._ready, self._on_end = leases, ready, on_end
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
@@ -115,7 +119,9 @@ class Verbs:
 
     async def copy(self, owner: Owner, request: CopyRequest) -> ManagedKernel:
         """Start a kernel as a copy of the process in a snapshot; return when it runs. After an error nothing is left of it."""
-        manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
+        manifest = await asyncio.to_thread(
+            self._machine.copied_manifest, request.snapshot_id, request.store
+        )
         made = manifest.launch
         if len(request.spec.own_ports) != len(made.own_ports) or made.own_sockets.names:
             raise ConfigurationError(
@@ -129,19 +135,48 @@ class Verbs:
             gpu_copy=made.gpu_copy,
         )
 
+        if (ready := self._ready.take(request)) is not None:
+            return await self._begin_ready(owner, spec, ready)
+
         async def start(exit_path: Path) -> _Started:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._machine.copy, request, spec, exit_path, owner
+                self._threads, self._machine.copy, request, manifest, spec, exit_path, owner
             )
             own = zip(made.own_ports, spec.own_ports, strict=True)
             return _Started(found.tree, dict(own) | found.moved_ports)
 
         return await self._start(owner, spec, start)
 
+    async def _begin_ready(self, owner: Owner, spec: LaunchSpec, ready: ReadyTree) -> ManagedKernel:
+        """Let a ready copy be the new kernel of `spec`, on its own ports."""
+        jupyter = dict(spec.jupyter)
+        if connection := jupyter.get("connection_info"):
+            jupyter["connection_info"] = moved_connection(connection, spec.own_ports, ready.ports)
+        spec = msgspec.structs.replace(spec, own_ports=ready.ports, jupyter=jupyter)
+
+        def begin() -> None:
+            self._machine.install_secrets(ready.tree, spec)
+            Path(ready.log_path).replace(spec.log_path)
+            stopped_trees.go_on(ready.tree)
+
+        async def start(exit_path: Path) -> _Started:
+            await asyncio.to_thread(begin)
+            return _Started(ready.tree, ready.moved_ports)
+
+        try:
+            return await self._start(owner, spec, start, Path(ready.tree.exit_path))
+        except BaseException:
+            await asyncio.to_thread(self._machine.kill, ready.tree)
+            raise
+
     async def _start(
-        self, owner: Owner, spec: LaunchSpec, start: Callable[[Path], Awaitable[_Started]]
+        self,
+        owner: Owner,
+        spec: LaunchSpec,
+        start: Callable[[Path], Awaitable[_Started]],
+        exit_path: Path | None = None,
     ) -> ManagedKernel:
-        """Add a kernel whose process `start` starts, which is told the path of its exit file."""
+        """Add a kernel whose process `start` starts, which is told the path of its exit file. `exit_path`: of a process that exists."""
         await asyncio.to_thread(_check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         await asyncio.to_thread(late_imports.load)
@@ -152,7 +187,7 @@ class Verbs:
                 f"There is a kernel {spec.kernel_id} already; it is {former.state}.",
                 hint="Kill or resume it, or choose another id.",
             )
-        exit_path = self._records.new_exit_path(spec.kernel_id)
+        exit_path = exit_path or self._records.new_exit_path(spec.kernel_id)
         written = spec.written_down()
         record = KernelRecord(
             written, owner, self._place, jupyter=spec.jupyter, exit_path=str(exit_path)
@@ -287,7 +322,8 @@ class Verbs:
             await self._give_way(kernel, decision)
 
     async def close(self) -> None:
-        """Shut down the thread pool; no operation runs when the daemon exits."""
+        """End the ready copies and shut down the thread pool; no operation runs when the daemon exits."""
+        await self._ready.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     def _freeze(self, kernel: ManagedKernel, request: SaveRequest, *, stop: bool) -> Job:

@@ -142,6 +142,11 @@ class RemoteUploader:
             self._uploads.snapshots.found
         )
 
+    @property
+    def uploading(self) -> str:
+        """Return the snapshot that is being uploaded; empty if there is none."""
+        return self._current.snapshot_id if self._current is not None else ""
+
     def start(self) -> None:
         """Start with the uploads that earlier daemons left."""
         self._tasks.start(self._run())
@@ -484,6 +489,11 @@ class Uploads:
     def any_pending(self) -> bool:
         """Return whether an upload runs, or may start soon."""
         return any(uploader.any_pending for uploader in self._uploaders.values())
+
+    @property
+    def uploading(self) -> set[str]:
+        """Return the snapshots that are being uploaded."""
+        return {one.uploading for one in self._uploaders.values()} - {""}
 
     @property
     def is_anywhere(self) -> bool:

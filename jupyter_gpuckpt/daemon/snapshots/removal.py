@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,14 @@ from ...wire.protocol import OperationState
 from ...wire.snapshot_order import newest_first
 from ...wire.snapshot_records import PruneReport, RetentionPolicy, Verdict
 from ..kernels.jobs import Job
-from ..kernels.kernel_records import KernelRecord
 from ..kernels.machine import Machine
 from ..kernels.operations import Operations, RunningOperation
 from ..repeating import Tasks, until
 from . import user_deletions
 from .inventory import Inventory, needed_ids
 
+#: The periodic saves that are not the newest of their kernels may take this part of the room that is free beside them.
+_HISTORY_PART = 0.1
 #: How long the last periodic save of a kernel that was shut down can be undeleted.
 _ENDED_SECONDS = 86_400.0
 
@@ -42,7 +43,8 @@ _log = logging.getLogger(__name__)
 class Removal:
     """A remover of the store's snapshots: deletion, undeletion and retention.
 
-    `on_deleted`: called when deletions by users can no longer be undone, so that they are sent to remotes.
+    `on_deleted`: called when deletions by users can no longer be undone, so that they are sent to remotes. `uploading`: returns the
+    snapshots that are being uploaded.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class Removal:
         data_dir: Path,
         undo_seconds: float,
         on_deleted: Callable[[], None],
+        uploading: Callable[[], set[str]],
     ) -> None:
         self._inventory, self._machine, self._operations = inventory, machine, operations
         self._data_dir, self._undo_seconds, self._on_deleted = data_dir, undo_seconds, on_deleted
+        self._uploading = uploading
         self._wanted: RetentionPolicy | None = None
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
@@ -67,7 +71,7 @@ class Removal:
 
         Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
         """
-        await self._delete(snapshot_id, self._undo_seconds, here_only=here_only)
+        await self._delete(snapshot_id, here_only=here_only)
 
     async def delete_periodic(self, kernel_id: str) -> None:
         """Delete the periodic saves of a kernel that its user has shut down; of the newest this can be undone for a day. Never raises."""
@@ -80,7 +84,7 @@ class Removal:
             _log.warning("periodic saves of kernel %s are kept: %s", kernel_id, error)
 
     async def _delete(
-        self, snapshot_id: str, undo_seconds: float, *, here_only: bool = False
+        self, snapshot_id: str, undo_seconds: float | None = None, *, here_only: bool = False
     ) -> None:
         await self._inventory.require_unneeded(snapshot_id)
         mark = partial(self._mark_deleted, snapshot_id, undo_seconds, here_only=here_only)
@@ -95,7 +99,7 @@ class Removal:
         self._purges.start(self._look_for_deleted())
 
     def _mark_deleted(
-        self, snapshot_id: str, undo_seconds: float, *, here_only: bool = False
+        self, snapshot_id: str, undo_seconds: float | None = None, *, here_only: bool = False
     ) -> Deadline:
         """Mark a snapshot as deleted, and record for the remotes that it was; return when it is removed for good."""
         store = self._machine.store
@@ -110,7 +114,8 @@ class Removal:
         for info in noted:
             # This comes first, so that no crash loses it. It is sent only after it became final.
             user_deletions.note_in_all(self._data_dir, info, time.time(), identity)
-        until = store.mark_deleted(snapshot_id, undo_seconds)
+        seconds = self._undo_seconds if undo_seconds is None else undo_seconds
+        until = store.mark_deleted(snapshot_id, seconds)
         for info in noted:
             # Again, with another time: until now the snapshot was listed, and the sender removes such a record as that of a deletion
             # that was undone.
@@ -153,7 +158,16 @@ class Removal:
         """Remove the snapshots that `policy` does not keep, or only list them. Raises StoreError."""
         async with self._one_at_a_time:
             records, snapshots = await self._inventory.look()
-            return await asyncio.to_thread(self._prune, policy, records, snapshots, dry_run)
+            # A lost kernel could be resumed from the snapshot that its record names.
+            needed = {record.snapshot_id for record in records} | needed_ids(
+                records, snapshots
+            ).keys()
+            # Or an upload that takes longer than a few periodic saves would never be complete.
+            needed |= self._uploading()
+            living = {record.kernel_id for record in records}
+            return await asyncio.to_thread(
+                self._prune, policy, snapshots, needed, living, dry_run=dry_run
+            )
 
     def after(self, job: Job, operation: RunningOperation) -> None:
         """Apply retention after an operation that made a snapshot, as soon as no operation runs."""
@@ -204,20 +218,20 @@ class Removal:
     def _prune(
         self,
         policy: RetentionPolicy,
-        records: Iterable[KernelRecord],
         snapshots: list[SnapshotInfo],
+        needed: Collection[str],
+        living: Collection[str],
+        *,
         dry_run: bool,
     ) -> PruneReport:
-        # A lost kernel could be resumed from the snapshot that its record names.
-        needed = {record.snapshot_id for record in records} | set(needed_ids(records, snapshots))
         store = self._machine.store
         verdicts: list[Verdict] = retention.judge(
             snapshots,
             policy,
             needed=needed,
-            living={record.kernel_id for record in records},
+            living=living,
             scales=store.weights(),
-            is_short=store.is_short(),
+            history=retention.History(int(_HISTORY_PART * store.free_bytes()), store.weights()),
         )
         gone = [verdict.snapshot.snapshot_id for verdict in verdicts if verdict.removed]
         if not gone:

@@ -25,7 +25,7 @@ _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
 _COPY_BYTES = 4 << 20
 #: The size of a files.img or a pagemap, with a few thousand entries, up to which its content is remembered.
-_REMEMBERED_BYTES = 1 << 20
+REMEMBERED_BYTES = 1 << 20
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 PAGE = 4096
@@ -224,7 +224,7 @@ class Extent(msgspec.Struct, frozen=True):
 def pagemap(images: Path, nspid: int) -> list[Extent]:
     """Return the pages of a process in the order of its pagemap; the bytes of lazy pages are not in the images."""
     content = (images / f"pagemap-{nspid}.img").read_bytes()
-    if len(content) > _REMEMBERED_BYTES:
+    if len(content) > REMEMBERED_BYTES:
         return list(_extents(content))
     return list(_remembered_extents(content))
 
@@ -328,9 +328,7 @@ class RegularFile(msgspec.Struct, frozen=True):
 def regular_files(images: Path) -> list[RegularFile]:
     """Return every regular file of files.img."""
     content = (images / "files.img").read_bytes()
-    return list(
-        _remembered_files(content) if len(content) <= _REMEMBERED_BYTES else _files(content)
-    )
+    return list(_remembered_files(content) if len(content) <= REMEMBERED_BYTES else _files(content))
 
 
 def _files(content: bytes) -> tuple[RegularFile, ...]:

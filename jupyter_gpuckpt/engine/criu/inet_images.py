@@ -69,11 +69,12 @@ class _Bound(msgspec.Struct, frozen=True):
     v6_only: bool
 
 
-def move(files: Path, ports: Mapping[int, int]) -> Moved:
+def move(files: Path, ports: Mapping[int, int], *, to_new: bool = False) -> Moved:
     """Edit files.img so that its tree does not conflict with processes that use its ports now.
 
     `ports`: old to new, or to the same, for ports that clients outside know. Raises ThawFailed if one of them is in use. A socket on
     any other port that is in use gets a free one. A listener on an address that this machine does not have gets that of the loopback.
+    `to_new`: every other port is replaced, because other daemons may restore the same tree at this moment.
     """
     entries, sockets = _read(files)
     moved = Moved()
@@ -87,12 +88,13 @@ def move(files: Path, ports: Mapping[int, int]) -> Moved:
         and not _is_reachable(bound.family, *bound.remote)
     }
     # Ended connections of the saved tree occupy ports for a minute. All are removed in one pass, because reading the table is slow.
-    ended_connections.remove({ports.get(bound.port, bound.port) for bound in sockets})
+    if not to_new:
+        ended_connections.remove({ports.get(bound.port, bound.port) for bound in sockets})
     by_port: dict[int, list[_Bound]] = {}
     for bound in sockets:
         by_port.setdefault(bound.port, []).append(bound)
     for port, group in by_port.items():
-        _move_port(port, group, ports, moved)
+        _move_port(port, group, ports, moved, to_new=to_new)
     changed = {**ports, **moved.ports}
     edited = [_edited(entry, changed, moved) for entry in entries]
     if edited != entries:
@@ -129,8 +131,10 @@ def _move_address(bound: _Bound, moved: Moved) -> None:
         moved.server_addresses[bound.address] = moved.addresses[key]
 
 
-def _move_port(port: int, group: list[_Bound], ports: Mapping[int, int], moved: Moved) -> None:
-    """Choose another port for the sockets of one port if it is in use. Raises ThawFailed for one of `ports`."""
+def _move_port(
+    port: int, group: list[_Bound], ports: Mapping[int, int], moved: Moved, *, to_new: bool
+) -> None:
+    """Choose another port for the sockets of one port if it is in use, or in any case. Raises ThawFailed for one of `ports` in use."""
 
     def is_taken(candidate: int) -> bool:
         return any(
@@ -138,7 +142,7 @@ def _move_port(port: int, group: list[_Bound], ports: Mapping[int, int], moved: 
             for bound in group
         )
 
-    if not is_taken(ports.get(port, port)):
+    if not (to_new and port not in ports) and not is_taken(ports.get(port, port)):
         return
     if port in ports:
         raise ThawFailed(

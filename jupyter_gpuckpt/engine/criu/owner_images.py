@@ -18,6 +18,8 @@ from .images import Field
 _THREAD_CORE, _CREDS = 5, 10
 _CAPABILITIES = frozenset({9, 10, 11, 19})  # inheritable, permitted, effective, ambient
 _SECUREBITS, _GROUPS = 13, 14
+#: uid, euid, suid and fsuid; gid, egid, sgid and fsgid.
+_UIDS, _GIDS = frozenset({1, 3, 5, 7}), frozenset({2, 4, 6, 8})
 #: SECBIT_NOROOT and its lock (linux/securebits.h): uid 0 gains no capability by an exec.
 _NO_ROOT = 3
 _VARINT = 0
@@ -30,14 +32,14 @@ _SHOWN = 60
 
 
 @criu_images.strict
-def mend(images: Path, ids: Ids) -> None:
-    """Replace owners by `ids`, which exist in the namespace, and remove all capabilities of the tasks.
+def mend(images: Path, ids: Ids, former: Ids) -> None:
+    """Replace owners by `ids`, which exist in the namespace, and `former` ids of tasks; remove all capabilities of the tasks.
 
     CRIU would set any group or owner that differs from its own, and Linux refuses that in the namespace.
     """
     groups = _groups(ids)
     for path in images.glob("core-*.img"):
-        _edit(path, lambda core: _core(core, groups))
+        _edit(path, lambda core: _core(core, ids, former, groups))
     _edit(images / "memfd.img", lambda inode: _owned(inode, ids, _MEMFD_IDS))
     _edit(images / "tty-info.img", _without_owner)
     for path in images.glob("ghost-file-*.img"):
@@ -106,20 +108,27 @@ def _groups(ids: Ids) -> list[int]:
     return [ids.gid if group == os.getegid() else unmapped for group in os.getgroups()]
 
 
-def _core(message: bytes, groups: list[int]) -> bytes:
+def _core(message: bytes, ids: Ids, former: Ids, groups: list[int]) -> bytes:
+    def changed(creds: bytes) -> bytes:
+        return _powerless(creds, ids, former, groups)
+
     def thread(core: bytes) -> bytes:
-        return criu_images.with_inner(core, _CREDS, lambda creds: _powerless(creds, groups))
+        return criu_images.with_inner(core, _CREDS, changed)
 
     return criu_images.with_inner(message, _THREAD_CORE, thread)
 
 
-def _powerless(creds: bytes, groups: list[int]) -> bytes:
+def _powerless(creds: bytes, ids: Ids, former: Ids, groups: list[int]) -> bytes:
     parts: list[Field] = []
     for number, wire, value in criu_images.fields(creds):
         if number in _CAPABILITIES:
             parts.append((number, wire, 0))
         elif number == _SECUREBITS and isinstance(value, int):
             parts.append((number, wire, value | _NO_ROOT))
+        elif number in _UIDS and value == former.uid:
+            parts.append((number, wire, ids.uid))
+        elif number in _GIDS and value == former.gid:
+            parts.append((number, wire, ids.gid))
         elif number != _GROUPS:
             parts.append((number, wire, value))
     return criu_images.encode([*parts, *((_GROUPS, _VARINT, group) for group in groups)])

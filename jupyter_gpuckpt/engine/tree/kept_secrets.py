@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ...host.foreign_files import open_regular
+from ...linux.foreign_files import open_regular
 from ...wire import decoding
 from ...wire.manifest_records import SCRATCH
 from .tree import Tree

@@ -1,8 +1,8 @@
 """Kernels in a user namespace of their own, for which an ordinary user needs no rights.
 
 The namespace maps one user and one group: inside they have the ids with which the kernel was started, outside the daemon's ids. These
-are equal for a kernel that was launched here; a kernel that another user saved keeps its ids inside. A kernel that shares the daemon's
-user namespace needs rights (`host.privileges`). See man user_namespaces.
+are equal for a kernel that was launched here; a kernel that another user saved keeps its ids inside, unless it becomes a new kernel. A
+kernel that shares the daemon's user namespace needs rights (`host.privileges`). See man user_namespaces.
 
 Covers: the kernels that need one, the ids that a tree has in it. Does not cover: how it is made (namespaces.c), the owners and
 credentials in images (`engine/criu/owner_images.py`).
@@ -31,10 +31,13 @@ def for_launch(settings: EngineSettings) -> Ids | None:
     return Ids(os.geteuid(), os.getegid()) if settings.user_namespace else None
 
 
-def for_resume(settings: EngineSettings, manifest: Manifest) -> Ids | None:
-    """Return the ids of a kernel that is resumed in a user namespace: if rights are missing, or if another user saved it."""
+def for_resume(settings: EngineSettings, manifest: Manifest, *, is_new: bool) -> Ids | None:
+    """Return the ids of a kernel that is resumed in a user namespace: if rights are missing, or if another user saved it.
+
+    `is_new`: it becomes a kernel of this user, which never had other ids.
+    """
     if settings.user_namespace or manifest.uid != os.geteuid():
-        return Ids(manifest.uid, manifest.gid)
+        return Ids(os.geteuid(), os.getegid()) if is_new else Ids(manifest.uid, manifest.gid)
     return None
 
 

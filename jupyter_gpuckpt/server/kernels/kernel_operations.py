@@ -7,13 +7,10 @@ only when daemon and server are done. Does not cover: REST (`rest/`), states (th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
-
-import msgspec
 
 from ...errors import (
     GpuCkptError,
@@ -229,10 +226,10 @@ class ServerOperations(KernelListener):
         """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.tracked.cancel(operation_id)
 
-    async def note_changed(self, kernel_id: str, autosave_seconds: float) -> None:
-        """Tell the daemon that a kernel has changed after its last snapshot, and how soon it is saved. Never raises."""
+    async def note_changed(self, kernel_id: str, at: float, autosave_seconds: float) -> None:
+        """Tell the daemon since when a kernel may have changed after its last snapshot, and how soon it is saved. Never raises."""
         try:
-            await self._link.daemon.send(calls.changed(kernel_id, time.time(), autosave_seconds))
+            await self._link.daemon.send(calls.changed(kernel_id, at, autosave_seconds))
         except GpuCkptError as error:
             self._log.debug("kernel %s: its change was not recorded: %s", kernel_id, error)
 
@@ -381,7 +378,7 @@ class ServerOperations(KernelListener):
                 jupyter,
                 cause,
                 pinned=bool(name) and cause is not Cause.TOOL,
-                retention=self._retention_after(cause) if removes else None,
+                retention=self.retention if removes else None,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -394,10 +391,6 @@ class ServerOperations(KernelListener):
             release()
             raise
         return self._track(served, operation, release, changes)
-
-    def _retention_after(self, cause: Cause) -> RetentionPolicy:
-        is_periodic = cause is Cause.AUTOSAVE
-        return msgspec.structs.replace(self.retention, thins=is_periodic)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # GPU calls of a parked kernel would block, and a running cell must not be delayed.

@@ -6,6 +6,7 @@
 - `idle`: suspends of idle kernels where Jupyter would cull them.
 - `memory_room`: suspends of idle kernels while memory is short.
 - `parking`: after a while without a cell a kernel's GPU memory moves to RAM, and back for the next cell.
+- `ready_kernels`: copies of templates' kernels that wait for the next notebook.
 - `reclaim`: notices that this machine will go.
 - `restarts`: restarts that can be undone.
 - `server_stop`: the stop of the server.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ class _Watched:
     #: The CPU time of its processes at its last snapshot, and the time of that measurement.
     worked_seconds: float
     measured_at: float
+    #: The last time at which it was seen unchanged: since then it may have changed.
+    unchanged_at: float
     changed_at: float | None = None
 
 
@@ -83,6 +86,7 @@ class Autosave(KernelListener):
         self._operations, self._kernels = operations, kernels
         self._wanted_seconds, self._share, self._log = wanted_seconds, share, log
         self._watched: dict[str, _Watched] = {}
+        self._looked_at: dict[str, float] = {}
         self._costs: dict[str, SaveCost] = {}
         #: When a kernel may be saved again, on the event loop's clock.
         self._rest_until: dict[str, float] = {}
@@ -127,7 +131,13 @@ class Autosave(KernelListener):
 
     async def _round(self) -> None:
         kernel_ids = self._kernels.ids()
-        for known in (self._watched, self._costs, self._rest_until, self._failures):
+        for known in (
+            self._watched,
+            self._looked_at,
+            self._costs,
+            self._rest_until,
+            self._failures,
+        ):
             for kernel_id in set(known) - set(kernel_ids):
                 del known[kernel_id]
         for kernel_id in kernel_ids:
@@ -162,6 +172,9 @@ class Autosave(KernelListener):
 
     async def _look(self, kernel_id: str) -> None:
         """Record whether a kernel has changed; drop one that cannot be saved now, until it can."""
+        looked_at = self._now()
+        looked_before = self._looked_at.get(kernel_id, looked_at)
+        self._looked_at[kernel_id] = looked_at
         try:
             served = self._operations.served(kernel_id)
         except GpuCkptError:  # not under the engine, or just being started
@@ -173,10 +186,17 @@ class Autosave(KernelListener):
         life = _life(served)
         if watched is None or (watched.served, watched.incarnation, watched.saves) != life:
             worked = await _processor_seconds(served)
-            watched = self._watched[kernel_id] = _Watched(*life, worked, self._now())
-        if watched.changed_at is None and (served.changed or await self._has_worked(watched)):
-            watched.changed_at = self._now()
-            await self._operations.note_changed(kernel_id, self._given_seconds(kernel_id))
+            # It was saved, resumed or started at some time since it was looked at before.
+            watched = _Watched(*life, worked, self._now(), looked_before)
+            self._watched[kernel_id] = watched
+        if watched.changed_at is not None:
+            return
+        if not (served.changed or await self._has_worked(watched)):
+            watched.unchanged_at = looked_at
+            return
+        watched.changed_at = watched.unchanged_at
+        at = time.time() - (self._now() - watched.changed_at)
+        await self._operations.note_changed(kernel_id, at, self._given_seconds(kernel_id))
 
     async def _has_worked(self, watched: _Watched) -> bool:
         served = watched.served
@@ -219,11 +239,12 @@ class Autosave(KernelListener):
             change = asyncio.ensure_future(served.change())
             await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
-        worked, at = await _processor_seconds(served), self._now()
+        at = self._now()
+        worked, measured_at = await _processor_seconds(served), self._now()
         result = (await end).outcome()
         seconds = self._now() - began
         self._costs[kernel_id] = SaveCost(seconds, result.frozen_seconds, result.processor_seconds)
-        self._watched[kernel_id] = _Watched(*_life(served), worked, at)
+        self._watched[kernel_id] = _Watched(*_life(served), worked, measured_at, at)
 
     async def _cancel(self) -> None:
         """Cancel the save in flight; one that the daemon has not begun yet is canceled by `_save_and_wait`."""
