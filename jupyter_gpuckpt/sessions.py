@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import msgspec
+
 from .client import Client, starting
 from .client.cell_output import CellOutput
 from .client.connection_files import connection_file_of
@@ -28,9 +30,9 @@ from .errors import ConfigurationError, GpuCkptError, KernelNotFound, KernelStat
 from .wire import calls
 from .wire.daemon_settings import Settings
 from .wire.manifest_records import Cause, Variables
-from .wire.protocol import Kernel, Operation, Result, SaveRequest
+from .wire.protocol import FilesChoice, Kernel, Operation, Result, SaveRequest
 from .wire.retention_policy import KEPT_TOOL_SAVES, RetentionPolicy
-from .wire.snapshot_records import Snapshot
+from .wire.snapshot_records import PruneRequest, Snapshot
 from .wire.states import ALIVE, GPU_AWAY, KernelState
 from .wire.tool_branches import branch_name, is_branch_of
 from .wire.variable_changes import Comparison, compare
@@ -119,10 +121,13 @@ class Sessions:
         """
         return self._resumed(kernel_id, force=force)
 
-    def roll_back(self, snapshot_id: str, *, force: bool = False) -> Kernel:
+    def roll_back(
+        self, snapshot_id: str, *, force: bool = False, files: FilesChoice = ""
+    ) -> Kernel:
         """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails.
 
-        `force`: as in `resume`.
+        `force`: as in `resume`. `files`: "restore" also puts the files of the working folder back, if the snapshot has them; the
+        present ones are saved first.
         """
         kernel_id = self._client.send(calls.launch_spec(snapshot_id)).kernel_id
         try:
@@ -130,9 +135,12 @@ class Sessions:
         except KernelNotFound:
             self._create(snapshot_id, kernel_id)
             return self._resumed_or_killed(kernel_id, force=force)
-        return self._warned(kernel_id, self._go_back(kernel_id, snapshot_id, force=force))
+        result = self._go_back(kernel_id, snapshot_id, force=force, files=files)
+        return self._warned(kernel_id, result)
 
-    def _go_back(self, kernel_id: str, snapshot_id: str, *, force: bool) -> Result:
+    def _go_back(
+        self, kernel_id: str, snapshot_id: str, *, force: bool, files: FilesChoice
+    ) -> Result:
         """Resume a kernel from a snapshot of it, or of a tool's branch of it, after its current state was saved."""
         kernel = self._client.send(calls.kernel(kernel_id))
         if kernel.state in GPU_AWAY:
@@ -140,12 +148,12 @@ class Sessions:
         kept = ""
         if kernel.state in ALIVE:
             # Nothing removes the snapshot, so that going back can be undone.
-            request = SaveRequest(cause=Cause.ROLLBACK, pinned=True)
+            request = SaveRequest(cause=Cause.ROLLBACK, pinned=True, files=bool(files))
             if self.cause is not Cause.MANUAL:
                 request = SaveRequest(cause=self.cause)
             kept = self._finish(self._client.send(calls.suspend(kernel_id, request))).snapshot_id
         try:
-            return self._resume(kernel_id, snapshot_id, force=force)
+            return self._resume(kernel_id, snapshot_id, force=force, files=files)
         except GpuCkptError:
             if kept:
                 self._resume(kernel_id, kept)
@@ -170,9 +178,13 @@ class Sessions:
 
         tell_branched(connection_file, kernel.moved_ports)
 
-    def keep_branch(self, branch_id: str, kernel_id: str, *, force: bool = False) -> Kernel:
+    def keep_branch(
+        self, branch_id: str, kernel_id: str, *, force: bool = False, files: FilesChoice = ""
+    ) -> Kernel:
         """Make a branch's state that of the kernel from which it was made, and end the branch. The kernel's state is saved first.
 
+        `files`: "merge" also takes the files that the branch has changed, and raises KernelStateConflict, which names them, where
+        the kernel's were changed as well; "restore" takes all files of the branch.
         Raises ConfigurationError if it is no branch of this kernel. `force`: as in `resume`.
         """
         branch = self._client.send(calls.kernel(branch_id))
@@ -184,7 +196,7 @@ class Sessions:
         snapshot_id = branch.snapshot_id
         if branch.state in ALIVE:
             snapshot_id = self.save(branch_id).snapshot_id
-        result = self._go_back(kernel_id, snapshot_id, force=force)
+        result = self._go_back(kernel_id, snapshot_id, force=force, files=files)
         kept = self._warned(kernel_id, result)
         self._tell_kept(kept)
         self.end(branch_id)
@@ -204,8 +216,10 @@ class Sessions:
         self._client.send(calls.delete_snapshot(snapshot_id))
 
     def compare(self, first: str, second: str) -> Comparison:
-        """Compare the variables of two moments, each the id of a snapshot, or of a running kernel: its variables now."""
-        return compare(self._variables(first), self._variables(second))
+        """Compare two moments, each the id of a snapshot, or of a kernel now: their variables and the files of the working folder."""
+        found = compare(self._variables(first), self._variables(second))
+        files = self._client.send(calls.compare_files(first, second))
+        return msgspec.structs.replace(found, files=files)
 
     def _variables(self, moment_id: str) -> Variables:
         kernels = {kernel.kernel_id: kernel for kernel in self.list()}
@@ -290,7 +304,7 @@ class Sessions:
         """Return the request of a save or suspend, with the kernel's variables if it reports them and a tool will compare them."""
         if self.cause is Cause.MANUAL:
             return SaveRequest(title=title, pinned=pinned)
-        policy = RetentionPolicy(keep_tool_saves=KEPT_TOOL_SAVES)
+        policy = _tool_saves()
         found = self._variables_now(self._client.send(calls.kernel(kernel_id)))
         return SaveRequest(cause=self.cause, title=title, variables=found, retention=policy)
 
@@ -310,8 +324,16 @@ class Sessions:
     def _resumed(self, kernel_id: str, *, force: bool) -> Kernel:
         return self._warned(kernel_id, self._resume(kernel_id, force=force))
 
-    def _resume(self, kernel_id: str, snapshot_id: str = "", *, force: bool = False) -> Result:
-        return self._finish(self._client.send(calls.resume(kernel_id, snapshot_id, force=force)))
+    def _resume(
+        self,
+        kernel_id: str,
+        snapshot_id: str = "",
+        *,
+        force: bool = False,
+        files: FilesChoice = "",
+    ) -> Result:
+        call = calls.resume(kernel_id, snapshot_id, force=force, files=files)
+        return self._finish(self._client.send(call))
 
     def _warned(self, kernel_id: str, resumed: Result) -> Kernel:
         for text in resumed.warnings:
@@ -348,12 +370,19 @@ class ToolSessions(Sessions):
         """Resume a kernel as `resume` does; return the result with the texts of the warnings."""
         return self._resume(kernel_id)
 
-    def go_back(self, kernel_id: str, snapshot_id: str) -> Result:
+    def go_back(self, kernel_id: str, snapshot_id: str, files: FilesChoice) -> Result:
         """Save a kernel's state, then resume it from a snapshot of it, or of one of its branches; return the result of the resume."""
-        result = self._go_back(kernel_id, snapshot_id, force=False)
+        result = self._go_back(kernel_id, snapshot_id, force=False, files=files)
         if self._client.send(calls.launch_spec(snapshot_id)).kernel_id != kernel_id:
             self._tell_kept(self._client.send(calls.kernel(kernel_id)))
+        # Not with the save: the snapshot to which it goes back may be the oldest that is kept.
+        self._client.send(calls.prune(PruneRequest(_tool_saves())))
         return result
+
+
+def _tool_saves() -> RetentionPolicy:
+    """Return the policy by which what tools saved is thinned."""
+    return RetentionPolicy(keep_tool_saves=KEPT_TOOL_SAVES)
 
 
 class AsyncSessions:
@@ -392,9 +421,13 @@ class AsyncSessions:
         """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
         return await asyncio.to_thread(self._sessions.resume, kernel_id, force=force)
 
-    async def roll_back(self, snapshot_id: str, *, force: bool = False) -> Kernel:
+    async def roll_back(
+        self, snapshot_id: str, *, force: bool = False, files: FilesChoice = ""
+    ) -> Kernel:
         """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
-        return await asyncio.to_thread(self._sessions.roll_back, snapshot_id, force=force)
+        return await asyncio.to_thread(
+            self._sessions.roll_back, snapshot_id, force=force, files=files
+        )
 
     async def branch(self, snapshot_id: str, *, force: bool = False) -> Branch:
         """Start a second kernel from a snapshot, beside the first one. The next Jupyter server that shows its notebook lists it."""

@@ -174,6 +174,8 @@ BUILT = {
     "_version.py",
     "changing.py",
     "docs/_build",
+    "pipeline.py",
+    "program.py",
     "jupyter_gpuckpt/_version.py",
     "labextension/lib",
     "labextension/node_modules",

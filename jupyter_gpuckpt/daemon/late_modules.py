@@ -32,6 +32,14 @@ from ..snapshots import (
     unpacked_snapshots,
     verify,
 )
+from ..snapshots.working_folder import (
+    folder_changes,
+    folder_copies,
+    folder_restores,
+    folder_returns,
+    folder_saves,
+    stored_folders,
+)
 from ..store import local, read_only
 
 __all__ = [
@@ -40,6 +48,11 @@ __all__ = [
     "check_client",
     "export",
     "fetch",
+    "folder_changes",
+    "folder_copies",
+    "folder_restores",
+    "folder_returns",
+    "folder_saves",
     "imports",
     "local",
     "notebooks",
@@ -48,6 +61,7 @@ __all__ = [
     "recovery",
     "resume",
     "save",
+    "stored_folders",
     "tracked_kernels",
     "trial",
     "unpacked_snapshots",

@@ -274,7 +274,7 @@ class Daemon:
             await asyncio.to_thread(late_imports.load)
         found = await self.former.recover(found)
         await self.kernels.recover_all(found, self.former.trees)
-        await asyncio.to_thread(self.machine.clear)
+        await asyncio.to_thread(self.machine.clear, {one.kernel_id for one in self.kernels})
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()
         self.endings.expect_all()

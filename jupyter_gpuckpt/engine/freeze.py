@@ -113,7 +113,7 @@ class Frozen(msgspec.Struct):
 
 
 @contextmanager
-def frozen(
+def frozen(  # noqa: PLR0913 - all but the first four by name
     tree: Tree,
     plan: Plan,
     settings: EngineSettings,
@@ -123,13 +123,15 @@ def frozen(
     earlier_gpu: EarlierMemory | None = None,
     store_window: StoreWindow | None = None,
     writes: TrackedKernel | None = None,
+    at_standstill: Callable[[], None] = lambda: None,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
     `gpu_files_taken` is called with the files that have GPU memory, and what must be stored of those of the ferry; in a save that is
     after the tasks run on. If memory was handed over, another thread calls it again with the files of that. `earlier_gpu`: what the
-    store has of the ferry's memory already. `store_window`: see `Ferries`. `writes`: the tracking of the kernel's writes.
+    store has of the ferry's memory already. `store_window`: see `Ferries`. `writes`: the tracking of the kernel's writes. `at_standstill`
+    is called while all tasks stand still.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
@@ -172,8 +174,9 @@ def frozen(
                 held=host_cleanup,
             )
             tree_cleanup.callback(drop_copies, tree)
+            at_standstill()
             listed = _processes(tree, images, standstill.user_stopped)
-            memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
+            memory = _memory(tree, images, listed, plan)
             keeping = host_cleanup.enter_context(ExitStack())
             kept = (
                 _Kept(memory, _of_kernel(tree, memory))
@@ -192,9 +195,7 @@ def frozen(
         else:
             with progress.stage(Stage.THAW):
                 tcp.close()
-                gpu.hold()
-                standstill.end()
-                result.frozen_seconds = _give_gpu_back(gpu, standstill, gpu_files_taken)
+                result.frozen_seconds = _let_go(gpu, standstill, gpu_files_taken)
             rollback.pop_all()
             # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
@@ -210,8 +211,10 @@ def frozen(
             rollback.pop_all()
 
 
-def _give_gpu_back(gpu: GpuProcesses, standstill: Standstill, files_taken: FilesTaken) -> float:
-    """Give running tasks their GPU memory back; return for how many seconds GPU work stood still."""
+def _let_go(gpu: GpuProcesses, standstill: Standstill, files_taken: FilesTaken) -> float:
+    """Let the tasks run on and give them their GPU memory back; return for how many seconds GPU work stood still."""
+    gpu.hold()
+    standstill.end()
     handed_over = gpu.ferries.has_handed_over
     if not handed_over:
         files_taken(gpu.files(), gpu.ferries.copies)
@@ -357,7 +360,9 @@ def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:
     ]
 
 
-def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemory]:
+def _memory(tree: Tree, images: Path, listed: list[Process], plan: Plan) -> list[ProcessMemory]:
+    if plan.method != "skeleton":
+        return []
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
     return [
         ProcessMemory(

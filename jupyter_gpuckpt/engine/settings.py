@@ -35,6 +35,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     headroom_bytes: int = 128 << 20
     #: The memory for packing chunks; 0: a quarter of the free memory.
     memory_bytes: int = 0
+    #: Folders of the daemon's own, which are never saved as part of a working folder.
+    own_folders: tuple[Path, ...] = ()
     #: The share of the memory believed unwritten that every save compares with its predecessor.
     checked_share: float = 0.01
 

@@ -159,6 +159,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
     kept: Sequence[KeptFile] = (),
     force: bool = False,
     is_copy: bool = False,
+    in_namespaces: Callable[[int], None] = lambda init_pid: None,
     new: LaunchSpec | None = None,
     progress: Progress,
 ) -> Thawed:
@@ -166,10 +167,10 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
 
     `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
     GPUs that may be used; None: all. `kept`: the files of which it gets copies. `force`: even if files are missing that it reads.
-    `is_copy`: as in `fresh_randomness.renew`. `new`: of a new kernel that begins with the tree; its ids are this user's.
+    `is_copy`: as in `fresh_randomness.renew`. `in_namespaces` is called with init's pid before anything is restored. `new`: of a new
+    kernel that begins with the tree; its ids are this user's.
     Raises HostIncompatible, or FilesChanged, for missing files, ThawFailed, or the content's error; then nothing of the tree is left.
     """
-    exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
     ids = user_namespaces.for_resume(settings, manifest, is_new=new is not None)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
@@ -200,6 +201,7 @@ def thaw(  # noqa: PLR0913 - all but the first three by name
             rollback.callback(namespaces.destroy)
             started.append(namespaces.init_pid)
             server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
+            in_namespaces(namespaces.init_pid)
         restore = _Restore(
             manifest, content, settings, progress, namespaces, user_namespace=ids is not None
         )

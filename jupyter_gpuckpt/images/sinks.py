@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -13,12 +12,9 @@ from typing import Self
 import numpy as np
 
 from ..errors import HostError, is_disk_full
+from ..linux.beneath import is_tmpfs
 from ..linux.pwrite import pwrite_all
 from .unpack_client import Share
-
-# linux/magic.h
-_TMPFS_MAGIC = 0x01021994
-_STATFS_BYTES = 256
 
 
 class FileSink:
@@ -43,7 +39,7 @@ class FileSink:
 
     def prepare(self, length: int) -> None:
         """Make the file `length` bytes of zeros. Raises HostError if there is no room, and OSError."""
-        found, on_tmpfs = os.fstat(self._descriptor), _is_tmpfs(self._descriptor)
+        found, on_tmpfs = os.fstat(self._descriptor), is_tmpfs(self._descriptor)
         # A file without pages is zeros already. Its size stays: CRIU compares the size of staging files at the same time.
         if found.st_size != length or found.st_blocks or not on_tmpfs:
             os.ftruncate(self._descriptor, 0)
@@ -115,10 +111,3 @@ def shared_file(descriptor: int, data: bytes) -> FileSink:
     if data:
         sink._map()
     return sink
-
-
-def _is_tmpfs(descriptor: int) -> bool:
-    facts = ctypes.create_string_buffer(_STATFS_BYTES)
-    if ctypes.CDLL(None).fstatfs(descriptor, facts) != 0:
-        return False
-    return ctypes.c_long.from_buffer(facts).value == _TMPFS_MAGIC

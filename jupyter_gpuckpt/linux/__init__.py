@@ -1,5 +1,6 @@
 """Facilities of Linux that the daemon and its clients both use, one a module.
 
+- `beneath`: access to files below one folder without following links.
 - `control_groups`: the control groups above this process, and how many processors it may use.
 - `disk_reserve`: room on a disk for small writes that must succeed although the disk is full.
 - `file_locks`: locks between processes of one machine, held on files.

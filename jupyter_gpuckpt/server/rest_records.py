@@ -225,6 +225,7 @@ class SnapshotView(View, frozen=True):
     - `title`: The title that its user gave; may be empty.
     - `cell`: The execution count of the last cell that had begun; 0: not known.
     - `in_cell`: That cell ran.
+    - `has_files`: It has the files of the working folder.
     - `pinned`: Retention never removes it.
     - `needed`: A suspended kernel would be lost without it; it cannot be deleted.
     - `kernel_live`: Its kernel exists, running or suspended.
@@ -244,6 +245,7 @@ class SnapshotView(View, frozen=True):
     title: str
     cell: int
     in_cell: bool
+    has_files: bool
     note: str
     pinned: bool
     needed: bool

@@ -34,6 +34,7 @@ from .kernels.session_moves import Moves
 from .kernels.stored_notebooks import StoredNotebooks
 from .kernels.template_builders import TemplateBuilders
 from .messages.gate import GatedConnection
+from .policies.agent_saves import AgentSaves
 from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
 from .policies.idle import IdleSuspends, IdleSuspension
@@ -183,6 +184,8 @@ class Service:
             UserRequests(kernels, self.kernels, operations, branching, log),
             shut_downs,
         )
+        if traits.save_before_agents:
+            listeners.add(AgentSaves(operations, traits.agent_clients, log))
         if traits.park_after:
             listeners.add(
                 IdleParking(kernels, operations, after_seconds=traits.park_after, log=log)

@@ -165,6 +165,20 @@ class ServerTraits(Configurable):
         that connects next. Messages beyond that are counted, and the page shows how many are missing.""",
     ).tag(config=True)
 
+    save_before_agents = Bool(
+        False,
+        help="""Whether a kernel that has changed is saved before each cell of an AI agent: of this package's tools, and of the clients
+        that `agent_clients` names. The cell waits until the kernel has been paused for it; the newest of these snapshots are kept
+        (`c.GpuCkptDaemon.keep_tool_saves`).""",
+    ).tag(config=True)
+
+    agent_clients = List(
+        Unicode(),
+        help="""Patterns of the clients that are AI agents, for `save_before_agents`. A pattern is compared with the user name in a
+        client's messages and with the program that it states (the header User-Agent of its websocket); `*` stands for any
+        characters.""",
+    ).tag(config=True)
+
     ready_kernels = Dict(
         value_trait=Int(min=0),
         key_trait=Unicode(),

@@ -1,4 +1,4 @@
-"""Use cases of snapshots: save, suspend, resume, export, import, verify.
+"""Use cases of snapshots: save, suspend, resume, export, import, verify; in `working_folder` the files of a kernel's working folder.
 
 - `arrivals`: the check for whether a kernel that was saved elsewhere could be resumed here.
 - `changes`: the changes, since a snapshot, of the files that its kernel had open.

@@ -15,6 +15,7 @@ from . import open_files
 from .open_files import Difference, Found
 from .resume import obstacles
 from .stored_images import FILES, MEMORY, write_images
+from .working_folder.stored_folders import stored_folder
 
 #: What users are told of each difference; nothing of others.
 _CHANGES = {
@@ -29,24 +30,45 @@ _CHANGES = {
 }
 
 
-def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None = None) -> Changes:
+def changes(
+    manifest: Manifest,
+    store: LocalStore,
+    digests: FileDigests | None = None,
+    *,
+    with_files: bool = False,
+) -> Changes:
     """Return the open files that have changed, by path, and the obstacles to resuming the snapshot here.
+
+    `with_files`: without those of the working folder that the snapshot has, which will be put back.
 
     Files that had been deleted before the snapshot are restored from it and not listed, nor are those that travel with it. The images
     of a stub are not here, so files that are missing are no obstacles for it.
     """
     this_host, known = machine_profile.host(), digests or FileDigests()
     found = open_files.differences(manifest, this_host, known.outlines)
-    listed = {one.file.path: _change(one) for one in found if one.difference in _CHANGES}
+    is_here = store.stubs.find(manifest.info.snapshot_id) is None
+    put_back = set[str]()
+    if with_files and is_here and manifest.folder is not None:
+        put_back = _in_folder(manifest, store)
+    listed = {
+        one.file.path: _change(one)
+        for one in found
+        if one.difference in _CHANGES and one.file.path not in put_back
+    }
     problems = obstacles(manifest, this_host, known)
-    if store.stubs.find(manifest.info.snapshot_id) is None:
+    if is_here:
         with TemporaryDirectory() as directory:
             images = Path(directory)
             write_images(manifest, store, images, [*FILES, *MEMORY])
-            missing = missing_files.missing(images, Path, manifest.traveling)
+            missing = missing_files.missing(images, Path, manifest.traveling | put_back)
         problems += missing.lost
         listed |= {path: FileChange(path, Change.MISSING, 0.0) for path in missing.needed}
     return Changes([listed[path] for path in sorted(listed)], problems)
+
+
+def _in_folder(manifest: Manifest, store: LocalStore) -> set[str]:
+    """Return the paths of the files of the working folder in a snapshot, as the kernel sees them."""
+    return {f"{manifest.launch.cwd}/{path}" for path in stored_folder(manifest, store).files}
 
 
 def _change(found: Found) -> FileChange:

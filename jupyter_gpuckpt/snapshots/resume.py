@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +29,7 @@ from ..wire.protocol import ResumeRequest
 from . import kept_files, open_files, room
 from .stored_content import StoredContent
 from .unpacked_snapshots import UnpackedSnapshots
+from .working_folder.folder_copies import FolderCopy
 
 _log = logging.getLogger(__name__)
 
@@ -57,13 +58,14 @@ def resume(  # noqa: PLR0913 - all but the first three by name
     is_copy: bool = False,
     new: LaunchSpec | None = None,
     unpacked: UnpackedSnapshots | None = None,
+    folder: FolderCopy | None = None,
     progress: Progress,
 ) -> Resumed:
     """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
     `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `request`: the client's, for its GPUs
     and whether it is forced. `digests`: a cache of the digests of files. `is_copy`: as in `fresh_randomness.renew`. `new`: as in `thaw`.
-    `unpacked`: what resumes of the same snapshot share.
+    `unpacked`: what resumes of the same snapshot share. `folder`: the working folder that a branch has for itself.
     Raises HostIncompatible when this machine cannot hold it, FilesChanged for files with which it would end or do harm (nothing was tried
     then), ThawFailed when CRIU or the GPU driver failed, ObjectCorrupt when the store is damaged.
     """
@@ -77,7 +79,13 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             here = machine_profile.host()
             allowed = _allowed_gpus(manifest, request.visible_gpus, here.gpus)
             check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
-            changed = _changes_of_files(manifest, here, digests, force=request.force)
+            if folder is not None:
+                folder.make(progress)
+            inside = folder.inside if folder is not None else Path
+            made_anew = manifest.launch.cwd if folder is not None or request.files else ""
+            changed = _changes_of_files(
+                manifest, here, digests, inside, made_anew, force=request.force
+            )
             kept = kept_files.lacking(manifest, settings.kept_dir, digests)
         attempt = partial(
             thaw.thaw,
@@ -91,6 +99,7 @@ def resume(  # noqa: PLR0913 - all but the first three by name
             kept=kept,
             force=request.force,
             is_copy=is_copy,
+            in_namespaces=folder.mount if folder is not None else lambda init_pid: None,
             new=new,
             progress=progress,
         )
@@ -117,10 +126,24 @@ def resume(  # noqa: PLR0913 - all but the first three by name
 
 
 def _changes_of_files(
-    manifest: Manifest, this_host: Host, digests: FileDigests, *, force: bool
+    manifest: Manifest,
+    this_host: Host,
+    digests: FileDigests,
+    inside: Callable[[str], Path],
+    made_anew: str,
+    *,
+    force: bool,
 ) -> list[str]:
-    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm."""
-    found = open_files.differences(manifest, this_host, digests.outlines)
+    """Return warnings of the open files that changed. Raises FilesChanged, unless `force`, for changes that end it or do harm.
+
+    `inside`: as in `missing_files.missing`. `made_anew`: a folder that was put back as it was, so that other folders in it are no changes.
+    """
+    found = [
+        one
+        for one in open_files.differences(manifest, this_host, digests.outlines, inside)
+        if one.difference is not open_files.Difference.REPLACED
+        or not f"{one.file.path}/".startswith(f"{made_anew or None}/")
+    ]
     refused = open_files.refusals(found)
     if refused and not force:
         names = open_files.former_names(found, manifest, this_host)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -43,6 +43,7 @@ from ..store.local import LocalStore
 from ..store.pack_identity import Trust
 from ..store.pack_reading import read_pack
 from ..wire.file_records import KeptFile, MappedFile
+from ..wire.folder_records import SavedFolder
 from ..wire.manifest_records import (
     SHOWN_VARIABLES,
     CapturedFile,
@@ -62,6 +63,7 @@ from .gpu_packing import GpuPacking
 from .gpu_tables import EarlierGpuMemory
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
+from .working_folder.folder_saves import FolderSave, earlier_folder
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +80,13 @@ _END_SECONDS = 60.0
 
 
 class EarlierSnapshots:
-    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same."""
+    """The snapshots of a kernel in a store. If the list cannot be read it counts as empty: the kernel is saved all the same.
 
-    def __init__(self, store: LocalStore, kernel_id: str) -> None:
-        self._store = store
+    `parent`: the snapshot from which it was branched, which counts where it has none of its own.
+    """
+
+    def __init__(self, store: LocalStore, kernel_id: str, parent: str = "") -> None:
+        self._store, self._parent = store, parent
         try:
             #: Newest first, deleted ones included: their numbers are not used again.
             self._listed = store.listed(kernel_id)
@@ -98,18 +103,28 @@ class EarlierSnapshots:
 
         Where none can be read everything is stored.
         """
-        newest = next((one.info for one in self._listed if not one.annotations.deleted), None)
+        manifest = self._newest(lambda info: True)
+        if manifest is None:
+            return None, EarlierGpuMemory([], self._store)
+        predecessor = Predecessor(manifest.streams, manifest.info.snapshot_id)
+        return predecessor, EarlierGpuMemory(manifest.streams, self._store, predecessor.digests)
+
+    def with_files(self) -> Manifest | None:
+        """Return the newest snapshot that has the files of the working folder."""
+        return self._newest(lambda info: info.has_files)
+
+    def _newest(self, wanted: Callable[[SnapshotInfo], bool]) -> Manifest | None:
+        infos = (one.info for one in self._listed if not one.annotations.deleted)
+        newest = next((info.snapshot_id for info in infos if wanted(info)), self._parent)
         try:
-            if newest is not None:
-                streams = self._store.manifest(newest.snapshot_id).streams
-                predecessor = Predecessor(streams, newest.snapshot_id)
-                return predecessor, EarlierGpuMemory(streams, self._store, predecessor.digests)
+            if newest:
+                return self._store.manifest(newest)
         except StoreError as error:
             logger.warning(
                 "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
                 error,
             )
-        return None, EarlierGpuMemory([], self._store)
+        return None
 
 
 class Saved(NamedTuple):
@@ -128,6 +143,7 @@ class _Preparation(NamedTuple):
     predecessor: Predecessor | None
     earlier_gpu: EarlierGpuMemory
     notebook: notebooks.Notebook | None
+    folder: FolderSave
     warnings: list[str]
 
 
@@ -163,6 +179,7 @@ def save(
     with (
         _naming_complete(complete),
         telling_a_loss(tree, "saved"),
+        prepared.folder.begun(progress, pids(tree)) as folder,
         GpuPacking(
             store,
             settings,
@@ -179,6 +196,7 @@ def save(
             earlier_gpu=prepared.earlier_gpu,
             store_window=partial(gpu_packing.store_window, progress),
             writes=writes,
+            at_standstill=lambda: folder.look(pids(tree)),
             progress=progress,
         ) as state,
     ):
@@ -199,12 +217,12 @@ def save(
         warnings += replaced
         total = state.gpu_bytes + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
-            packed = _stored(
-                state, sources, gpu_packing, store, settings, prepared.predecessor, progress
+            packed, files = _stored(
+                state, sources, gpu_packing, store, settings, prepared.predecessor, folder, progress
             )
         state.release_memory()
         kept, changed = kept_files.unchanged(kept, state, tree, digests)
-        warnings += changed
+        warnings += changed + folder.warnings
         state.prove_still()
         needed = store.needed(packed.streams)
         gpu_bytes = sum(process.memory_bytes for process in state.gpu)
@@ -226,6 +244,7 @@ def save(
                 variables=variables.listed[:SHOWN_VARIABLES] if variables else [],
                 cell=options.cell,
                 in_cell=options.in_cell,
+                has_files=files is not None,
             ),
             launch=spec.written_down(),
             host=host,
@@ -253,6 +272,7 @@ def save(
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
             notebook_modified=notebook.modified if notebook is not None else 0.0,
+            folder=files,
         )
         with store.staged(manifest, needed) as staged:
             with progress.stage(Stage.REHEARSAL):
@@ -298,14 +318,37 @@ def _prepared(
         stop=stop,
         gpu_bytes=sum(gpu.memory_of(pids(tree)).values()),
     )
-    earlier = EarlierSnapshots(store, spec.kernel_id)
+    earlier = EarlierSnapshots(store, spec.kernel_id, options.parent_snapshot_id)
     predecessor, earlier_gpu = earlier.predecessor()
     settle_packs(store, predecessor, options.cause, threads=settings.threads, progress=progress)
     if stop:
         open_files.learn(tree, digests.outlines)
     notebook, not_stored = notebooks.read(spec.jupyter)
+    folder = _folder(tree, spec, store, settings, options, earlier)
     return _Preparation(
-        chosen, earlier, predecessor, earlier_gpu, notebook, [*warnings, *not_stored]
+        chosen, earlier, predecessor, earlier_gpu, notebook, folder, [*warnings, *not_stored]
+    )
+
+
+def _folder(
+    tree: Tree,
+    spec: LaunchSpec,
+    store: LocalStore,
+    settings: EngineSettings,
+    options: SaveOptions,
+    earlier: EarlierSnapshots,
+) -> FolderSave:
+    """Return what saves the working folder, or does nothing if it is not to be in the snapshot."""
+    is_saved = options.has_files or spec.working_folder.is_saved
+    return FolderSave(
+        tree.inside(spec.cwd),
+        spec.cwd,
+        spec.working_folder,
+        store,
+        settings,
+        earlier_folder(earlier.with_files() if is_saved else None, store),
+        options.parent_snapshot_id if options.has_own_folder else "",
+        is_saved=is_saved,
     )
 
 
@@ -316,9 +359,10 @@ def _stored(
     store: LocalStore,
     settings: EngineSettings,
     predecessor: Predecessor | None,
+    folder: FolderSave,
     progress: Progress,
-) -> Packed:
-    """Store `sources` while GPU memory is copied and stored, then the tables of digests of that memory."""
+) -> tuple[Packed, SavedFolder | None]:
+    """Store `sources` while GPU memory is copied and stored, then the tables of digests of that memory, and the working folder."""
     storing = partial(
         pack,
         store=store,
@@ -331,7 +375,9 @@ def _stored(
     state.finish_gpu()
     packed = gpu_packing.finish(progress)
     tables = gpu_packing.tables(packed)
-    return packed.and_also(others).and_also(storing(tables) if tables else Packed.of_nothing())
+    packed = packed.and_also(others).and_also(storing(tables) if tables else Packed.of_nothing())
+    files = folder.finish(progress)
+    return (packed.and_also(files.packed), files.record) if files else (packed, None)
 
 
 @contextmanager

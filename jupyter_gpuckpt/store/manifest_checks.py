@@ -14,6 +14,7 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from ..wire import folder_records
 from ..wire.chunk_parts import PART_BYTES
 from ..wire.ids import is_id
 from ..wire.manifest_records import (
@@ -124,6 +125,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _problems_of_captured(manifest.captured, manifest.launch.private_shm, streams)
     yield from _problems_of_kept(manifest, streams)
     yield from _problems_of_open(manifest)
+    yield from _problems_of_folder(manifest, streams)
     for path in (path for process in manifest.gpu for path in process.staging):
         if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
             yield f"memory of a GPU would be written to {path!r}"
@@ -253,6 +255,17 @@ def _problems_of_open(manifest: Manifest) -> Iterator[str]:
             yield f"{file.path} is not a file that a kernel can have"
         elif not re.fullmatch(f"|{_FILE_DIGEST.pattern}", file.digest):
             yield f"the digest of {file.path} is not valid"
+
+
+def _problems_of_folder(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
+    """Yield what is wrong about the working folder; its table is checked when it is read (`snapshots.working_folder.stored_folders`)."""
+    folder = manifest.folder
+    if folder is None:
+        return
+    if not is_plain(folder.path) or folder.path != manifest.launch.cwd:
+        yield f"{folder.path!r} is not the folder of the kernel"
+    if streams.get(folder_records.CONTENT) != folder.bytes or folder_records.TABLE not in streams:
+        yield "the files of the working folder are not in it"
 
 
 def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:

@@ -8,6 +8,7 @@ import msgspec
 
 from ..client.cell_output import CellOutput
 from ..wire.manifest_records import Cause
+from ..wire.protocol import FilesChoice
 from ..wire.states import KernelState
 from ..wire.tool_branches import is_tool_branch
 from ..wire.variable_changes import Comparison
@@ -111,8 +112,11 @@ class Backing(Protocol):
     async def resume(self, kernel_id: str) -> Done:
         """Bring a suspended or parked kernel back."""
 
-    async def restore(self, kernel_id: str, snapshot_id: str) -> Done:
-        """Save a kernel's state, then bring it back from one of its snapshots, or of one of its notebook's branches by tools."""
+    async def restore(self, kernel_id: str, snapshot_id: str, files: FilesChoice) -> Done:
+        """Save a kernel's state, then bring it back from one of its snapshots, or of one of its notebook's branches by tools.
+
+        `files`: as in `ResumeRequest`.
+        """
 
     async def branch(self, snapshot_id: str) -> str:
         """Start a second kernel from a snapshot; return its id."""
@@ -121,7 +125,7 @@ class Backing(Protocol):
         """End a tool's branch at once. Raises ConfigurationError for any other kernel."""
 
     async def compare(self, first: str, second: str) -> Comparison:
-        """Compare the variables of two moments, each the id of a snapshot or of a kernel."""
+        """Compare the variables and files of two moments, each the id of a snapshot or of a kernel."""
 
     async def run(self, kernel_id: str, code: str, output: CellOutput, seconds: float) -> None:
         """Run code in a kernel, which is resumed for it, for at most some seconds; then it is interrupted."""

@@ -10,7 +10,7 @@ from typing import Self
 from ..client.cell_output import CellOutput
 from ..errors import ConfigurationError, GpuCkptError
 from ..sessions import ToolSessions
-from ..wire.protocol import Kernel, Operation, Result
+from ..wire.protocol import FilesChoice, Kernel, Operation, Result
 from ..wire.variable_changes import Comparison
 from .backing import Done, SavedState, Session, done, saved_state
 from .tool_progress import tell
@@ -60,9 +60,10 @@ class DaemonBacking:
         """Bring a suspended or parked kernel back."""
         return _done(await asyncio.to_thread(self._sessions.resume_only, kernel_id))
 
-    async def restore(self, kernel_id: str, snapshot_id: str) -> Done:
+    async def restore(self, kernel_id: str, snapshot_id: str, files: FilesChoice) -> Done:
         """Save a kernel's state, then bring it back from a snapshot."""
-        return _done(await asyncio.to_thread(self._sessions.go_back, kernel_id, snapshot_id))
+        go_back = self._sessions.go_back
+        return _done(await asyncio.to_thread(go_back, kernel_id, snapshot_id, files))
 
     async def branch(self, snapshot_id: str) -> str:
         """Start a second kernel from a snapshot; return its id."""

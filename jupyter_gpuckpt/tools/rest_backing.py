@@ -27,7 +27,7 @@ from ..server.rest_records import (
     SnapshotsView,
 )
 from ..wire import decoding
-from ..wire.protocol import OperationState
+from ..wire.protocol import FilesChoice, OperationState
 from ..wire.variable_changes import Comparison
 from .backing import Done, SavedState, Session, done, saved_state
 from .running_servers import FoundServer
@@ -85,9 +85,9 @@ class RestBacking:
         """Bring a suspended or parked kernel back."""
         return await self._operate(f"kernels/{kernel_id}/resume")
 
-    async def restore(self, kernel_id: str, snapshot_id: str) -> Done:
+    async def restore(self, kernel_id: str, snapshot_id: str, files: FilesChoice) -> Done:
         """Save a kernel's state, then bring it back from a snapshot."""
-        body = {"snapshot_id": snapshot_id, "tool": True}
+        body = {"snapshot_id": snapshot_id, "tool": True, "files": files}
         return await self._operate(f"kernels/{kernel_id}/roll_back", **body)
 
     async def branch(self, snapshot_id: str) -> str:
@@ -107,7 +107,7 @@ class RestBacking:
         await self._ask("DELETE", f"kernels/{kernel_id}/branch", type(None))
 
     async def compare(self, first: str, second: str) -> Comparison:
-        """Compare the variables of two moments."""
+        """Compare the variables and files of two moments."""
         query = str(httpx.QueryParams(first=first, second=second))
         return await self._ask("GET", f"compare?{query}", Comparison)
 

@@ -25,6 +25,7 @@ from ..errors import (
     SnapshotNotFound,
 )
 from ..wire.plurals import counted
+from ..wire.protocol import FilesChoice
 from ..wire.states import ALIVE, KernelState
 from ..wire.tool_branches import is_branch_of, origin_of
 from ..wire.variable_changes import Comparison
@@ -120,9 +121,10 @@ class Tools:
         }
 
     async def compare(self, first: str, second: str = "") -> dict[str, Any]:
-        """Compare the variables of two states, each a snapshot id or a session: which were added, removed or changed.
+        """Compare two states, each a snapshot id or a session: which variables and files were added, removed or changed.
 
-        Without `second`, the state of the same session now. `unknown`: values that cannot be compared.
+        Without `second`, the state of the same session now. `unknown`: values that cannot be compared. Changes of text files are
+        shown as a diff.
         """
         owner, moment = await self._moment(first)
         if second:
@@ -149,17 +151,21 @@ class Tools:
         return self._outputs[output_id].part(max(0, offset), max(1, min(length, 20_000)))
 
     async def save(self, session: str, title: str = "") -> dict[str, Any]:
-        """Save a session's whole state (variables, GPU memory) as a snapshot; it runs on. `restore` and `branch` go back to it.
+        """Save a session's whole state (variables, GPU memory, files) as a snapshot; it runs on. `restore` and `branch` go back to it.
+
+        The files are those of the folder in which the notebook's kernel was started, without notebooks and what .gitignore files name;
+        a warning tells if they could not be saved.
 
         The last ones that tools took of a notebook are kept; a person can pin one to keep it for good.
         """
         owner, found = await self._session(session)
         return _without_empty(await self._again(lambda: owner.save(found.session, title)))
 
-    async def restore(self, snapshot: str, session: str = "") -> dict[str, Any]:
-        """Take a session back to a snapshot. Its present state is saved first, as `saved_before`; so this can be undone.
+    async def restore(self, snapshot: str, session: str = "", files: bool = True) -> dict[str, Any]:
+        """Take a session back to a snapshot, with its files. Its present state is saved first, as `saved_before`; so this can be undone.
 
-        `session`: by default the snapshot's own. A snapshot of a branch can be restored into its notebook's session.
+        `session`: by default the snapshot's own. A snapshot of a branch can be restored into its notebook's session. `files`: false
+        leaves the files as they are.
         """
         owner, saved = await self._snapshot(snapshot)
         if session:
@@ -167,12 +173,13 @@ class Tools:
         else:
             found = await self._live_of(saved)
             owner = (await self._session(found.session))[0]
-        return await self._restored(owner, found, saved.snapshot)
+        return await self._restored(owner, found, saved.snapshot, "restore" if files else "")
 
     async def branch(self, state: str) -> dict[str, Any]:
         """Start a second session from a state, beside the first one: from a snapshot, or from a session as it is now.
 
-        `run_in` runs code in it, `keep_branch` makes it the notebook's, `end_branch` ends it. Files are shared with the original.
+        `run_in` runs code in it, `keep_branch` makes it the notebook's, `end_branch` ends it. It has a copy of the working folder's files,
+        at the same path, if the snapshot has them; else it shares them with the original.
         """
         owner, snapshot_id = await self._saved(state)
         await self._require_room(1)
@@ -232,10 +239,14 @@ class Tools:
 
         return {"snapshot": snapshot_id, "tries": await _all(map(one, codes))}
 
-    async def keep_branch(self, branch: str) -> dict[str, Any]:
+    async def keep_branch(
+        self, branch: str, files: Literal["merge", "restore", ""] = "merge"
+    ) -> dict[str, Any]:
         """Make a branch's state that of its notebook's session, and end the branch.
 
-        The session's present state is saved first, as `saved_before`, so `restore` can undo this. Cells of the notebook are not changed.
+        `files`: "merge" takes the files that the branch changed; if the session's were changed as well, nothing happens, and the error
+        names them. "restore" takes all files of the branch, "" none. The session's present state is saved first, as `saved_before`, so
+        `restore` can undo this. Cells of the notebook are not changed.
         """
         owner, found = await self._session(branch)
         if not found.is_branch:
@@ -248,7 +259,7 @@ class Tools:
         if found.state in ALIVE:
             saved = await self._again(lambda: owner.save(found.session, "kept branch"))
             snapshot_id = saved.snapshot
-        answer = await self._restored(owner, original, snapshot_id)
+        answer = await self._restored(owner, original, snapshot_id, files)
         await owner.end_branch(found.session)
         return answer | {"ended": found.session}
 
@@ -292,9 +303,11 @@ class Tools:
         await owner.run(kernel_id, code, output, seconds)
         return output
 
-    async def _restored(self, owner: Backing, session: Session, snapshot_id: str) -> dict[str, Any]:
+    async def _restored(
+        self, owner: Backing, session: Session, snapshot_id: str, files: FilesChoice
+    ) -> dict[str, Any]:
         before = {one.snapshot for _, one in await self._snapshots()}
-        done = await self._again(lambda: owner.restore(session.session, snapshot_id))
+        done = await self._again(lambda: owner.restore(session.session, snapshot_id, files))
         new = [one for _, one in await self._snapshots() if one.session == session.session]
         saved = next((one.snapshot for one in new if one.snapshot not in before), session.snapshot)
         return {"session": session.session, "saved_before": saved} | _without_empty(done)
@@ -476,7 +489,7 @@ def _without_empty(record: msgspec.Struct) -> dict[str, Any]:
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:
-    """Return a comparison in short: names, kinds and summaries."""
+    """Return a comparison in short: names, kinds and summaries of variables, and the files with their differences."""
 
     def short(variables: Iterable[Any]) -> list[str]:
         return [f"{one.name}: {one.kind} {one.summary}"[:_SHOWN_CHARACTERS] for one in variables]
@@ -493,5 +506,9 @@ def _comparison(found: Comparison) -> dict[str, Any]:
     }
     answer: dict[str, Any] = {name: one[:_SHOWN] for name, one in lists.items()}
     answer["same"] = found.same
+    if found.files is not None:
+        answer["files"] = [_without_empty(one) for one in found.files.files]
+        if found.files.left:
+            answer["files_left"] = found.files.left
     left = sum(max(0, len(one) - _SHOWN) for one in lists.values())
     return answer | ({"left": left} if left else {})

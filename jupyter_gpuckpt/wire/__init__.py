@@ -8,6 +8,7 @@
 - `decoding`: decoding of bytes from files, sockets and other programs to records.
 - `durations`: durations as users write them.
 - `file_records`: the records of a snapshot that describe files on the disk.
+- `folder_records`: the records of a kernel's working folder in its snapshots.
 - `hub_records`: the records that the hub's spawner keeps in its state.
 - `ids`: validation of ids of kernels, snapshots, operations and owners.
 - `join_line`: the line by which a machine joins a remote.

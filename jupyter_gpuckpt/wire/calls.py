@@ -20,6 +20,7 @@ import msgspec
 from ..errors import DaemonUnavailable, ErrorRecord, error_from
 from . import (
     decoding,
+    folder_records,
     protocol,
     reclaim_records,
     remote_listings,
@@ -181,7 +182,24 @@ branch = Route(Kernel, "POST", "/branches", protocol.BranchRequest, _CREATED)
 #: The launch spec of a snapshot's kernel. It has environment and connection key, so never pass it on.
 launch_spec = Route(LaunchSpec, "GET", f"{_SNAPSHOT}/launch", query={"store": ""})
 #: The kernel's open files that have changed since a snapshot, and the obstacles to a resume here.
-changes = Route(snapshot_records.Changes, "GET", f"{_SNAPSHOT}/changes")
+changes = Route(
+    snapshot_records.Changes,
+    "GET",
+    f"{_SNAPSHOT}/changes",
+    query={"files": "1: as if the files of the working folder in the snapshot were put back."},
+    seconds=KILL_SECONDS,
+)
+#: The files of the working folder that differ between two moments.
+compare_files = Route(
+    folder_records.FolderComparison,
+    "GET",
+    "/files",
+    query={
+        "first": "A snapshot, or a kernel: its files now.",
+        "second": "The same.",
+    },
+    seconds=KILL_SECONDS,
+)
 #: The begin of a move of a kernel's GPU memory into RAM; `resume` moves it back.
 park = Route(Operation, "POST", f"{_KERNEL}/park", protocol.ParkRequest, _ACCEPTED)
 #: The begin of the upload of a suspended kernel's snapshot to a remote, by default the only one, and of its session's release there.

@@ -14,6 +14,7 @@ import msgspec
 from ..errors import ObjectCorrupt
 from .chunk_parts import Part, decoded_parts
 from .file_records import KeptFile, MappedFile, OpenFile
+from .folder_records import FolderRules, SavedFolder
 from .own_sockets import OwnSockets
 
 #: The version of packs and manifests. A reader refuses a higher one.
@@ -194,6 +195,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
     keep_files: list[str] = []
+    #: What of `cwd` is in snapshots.
+    working_folder: FolderRules = FolderRules()
     #: The kernel's own TCP ports, or unix sockets, whose peers reconnect by themselves (Jupyter's five).
     own_ports: list[int] = []
     own_sockets: OwnSockets = OwnSockets()
@@ -299,6 +302,11 @@ class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: As in `SnapshotInfo`.
     cell: int = 0
     in_cell: bool = False
+    #: Whether the files of the working folder are in it.
+    has_files: bool = False
+    #: Of a branch: the snapshot from which it was made, and whether it has a working folder for itself.
+    parent_snapshot_id: str = ""
+    has_own_folder: bool = False
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
@@ -326,6 +334,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
     in_cell: bool = False
     #: Its place in the order of its kernel's snapshots (`snapshot_order.py`).
     number: int = 0
+    #: Whether it has the files of the working folder.
+    has_files: bool = False
 
     @property
     def heading(self) -> str:
@@ -369,6 +379,8 @@ class Manifest(msgspec.Struct, frozen=True):
     variables: Variables | None = None
     #: When the file of the notebook in the snapshot was last written, in seconds since the epoch; 0: there is none in it.
     notebook_modified: float = 0.0
+    #: The working folder, whose content is in streams of its own; None: it is not in the snapshot.
+    folder: SavedFolder | None = None
 
     @property
     def traveling(self) -> set[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import cache
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -298,17 +298,23 @@ class Event(msgspec.Struct, frozen=True):
     notice: Notice | None = None
 
 
+#: What a resume does to the working folder: nothing, all as in the snapshot, or only what was changed since its branch began.
+FilesChoice = Literal["", "restore", "merge"]
+
+
 class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
 
     `visible_gpus`: the client's CUDA_VISIBLE_DEVICES; the kernel is resumed on GPUs that it allows. `take_over`: resume it even if
-    another machine runs its session, which loses it. `force`: although its files changed (`files_changed`).
+    another machine runs its session, which loses it. `force`: although its files changed (`files_changed`). `files`: what happens to the
+    working folder if the snapshot has its files; its present ones are saved first.
     """
 
     snapshot_id: str = ""
     visible_gpus: str = ""
     take_over: bool = False
     force: bool = False
+    files: FilesChoice = ""
 
 
 class ChangedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -370,7 +376,8 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     An idle kernel (`Cause.spares_connections`) is not suspended if that would cut its connections, because no user requested it.
     `title`: the user's. `variables`: the kernel's; None: not known. Without `peer_access_off` the kernel must not use several GPUs.
-    `cell`, `in_cell`: as in `SnapshotInfo`.
+    `cell`, `in_cell`: as in `SnapshotInfo`. `files`: whether the working folder is in it; it is in those of tools, and where the kernel's
+    launch says so.
     """
 
     name: str = ""
@@ -385,6 +392,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     peer_access_off: bool = False
     cell: Annotated[int, msgspec.Meta(ge=0)] = 0
     in_cell: bool = False
+    files: bool = False
 
     def options(self, *, stop: bool, name: str, parked: bool) -> SaveOptions:
         """Return the engine's options; `name` is used if the request has none."""
@@ -399,6 +407,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             peer_access_off=self.peer_access_off,
             cell=self.cell,
             in_cell=self.in_cell,
+            has_files=self.files or self.cause is Cause.TOOL,
         )
 
 

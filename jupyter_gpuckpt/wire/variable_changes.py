@@ -1,9 +1,10 @@
-"""The differences between the variables of two moments of a kernel."""
+"""The differences between two moments of a kernel."""
 
 from __future__ import annotations
 
 import msgspec
 
+from .folder_records import FolderComparison
 from .manifest_records import Variable, Variables
 
 
@@ -23,6 +24,8 @@ class Comparison(msgspec.Struct, frozen=True):
     changed: list[Change] = []
     unknown: list[str] = []
     same: int = 0
+    #: The files of the working folder that differ; None: they were not compared.
+    files: FolderComparison | None = None
 
 
 def compare(then: Variables, now: Variables) -> Comparison:

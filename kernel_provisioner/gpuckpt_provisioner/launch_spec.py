@@ -9,10 +9,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from jupyter_core.paths import jupyter_runtime_dir
 
 from jupyter_gpuckpt.linux.disk_reserve import room_beside, with_room
 from jupyter_gpuckpt.wire import manager_secrets
+from jupyter_gpuckpt.wire.folder_records import FolderRules
 from jupyter_gpuckpt.wire.manifest_records import LaunchSpec
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     gpu_copy: GpuCopy,
     on_lost_lease: OnLostLease,
     keep_files: list[str],
+    working_folder: FolderRules,
     own_ports: list[int],
     own_sockets: OwnSockets,
     jupyter: dict[str, Any],
@@ -52,7 +55,7 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
     with_room(log_path, lambda: log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True))
     public, secrets = manager_secrets.parted(jupyter)
-    return LaunchSpec(
+    spec = LaunchSpec(
         kernel_id=kernel_id,
         argv=[_program(command[0], env, cwd), *(os.path.expanduser(a) for a in command[1:])],  # noqa: PTH111
         env=env,
@@ -69,6 +72,9 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
         jupyter=public,
         secrets=secrets,
     )
+    if working_folder == FolderRules():  # as the default itself it is left out of records
+        return spec
+    return msgspec.structs.replace(spec, working_folder=working_folder)
 
 
 def log_path(settings: Settings, kernel_id: str) -> Path:

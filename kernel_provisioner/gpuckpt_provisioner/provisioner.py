@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool, Enum, List, Unicode, default
+from traitlets import Bool, Enum, Int, List, Unicode, default
 
 from jupyter_gpuckpt.client import relayed_kernelspecs
 from jupyter_gpuckpt.client.daemon_traits import GpuCkptDaemon
@@ -28,6 +28,7 @@ from jupyter_gpuckpt.errors import (
     StoreUnavailable,
 )
 from jupyter_gpuckpt.wire import calls, manager_secrets
+from jupyter_gpuckpt.wire.folder_records import FolderRules
 from jupyter_gpuckpt.wire.place import start_time
 from jupyter_gpuckpt.wire.states import ABSENT, KernelState
 
@@ -94,6 +95,34 @@ class GpuCkptProvisioner(LocalProvisioner):
         stands for any characters, also `/`, so `/*` matches every file. A snapshot contains the matching files that the kernel
         has open or mapped and does not write to, programs and libraries included. A resumed kernel sees these files as they
         were; the machine's own files are not changed.""",
+    ).tag(config=True)
+
+    working_folder = Bool(
+        False,
+        help="""Whether the files of the folder in which a kernel is started are in its snapshots, so that they can be restored with
+        it. Without it they are only in those that AI agents' tools take. Left out are notebooks, `.git`, what the folder's .gitignore
+        files name, and files of other users. A home directory is never saved.""",
+    ).tag(config=True)
+
+    working_folder_bytes = Int(
+        1 << 30,
+        min=0,
+        help="""The most bytes of a working folder that are in snapshots; of a larger one no files are.""",
+    ).tag(config=True)
+
+    working_folder_files = Int(
+        20_000,
+        min=0,
+        help="""The most files and directories of a working folder that are in snapshots; of one with more no files are.""",
+    ).tag(config=True)
+
+    working_folder_ignored = List(
+        Unicode(),
+        help="""Patterns of files that are left out of working folders in snapshots, as in a .gitignore.""",
+    ).tag(config=True)
+
+    working_folder_git = Bool(
+        False, help="""Whether `.git` is in the working folders of snapshots."""
     ).tag(config=True)
 
     template = Unicode(
@@ -224,6 +253,13 @@ class GpuCkptProvisioner(LocalProvisioner):
             gpu_copy=cast("GpuCopy", self.gpu_copy),
             on_lost_lease=cast("OnLostLease", self.on_lost_lease),
             keep_files=self.keep_files,
+            working_folder=FolderRules(
+                self.working_folder,
+                self.working_folder_bytes,
+                self.working_folder_files,
+                list(self.working_folder_ignored),
+                self.working_folder_git,
+            ),
             own_ports=self._ports.numbers,
             own_sockets=self._ports.sockets,
             jupyter=jupyter,

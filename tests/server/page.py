@@ -22,10 +22,13 @@ PROTOCOL = "v1.kernel.websocket.jupyter.org"
 class Page:
     """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one.
 
-    `client_id`: that of a page which connects again.
+    `client_id`: that of a page which connects again. `program`, `username`: what it says of itself.
     """
 
-    def __init__(self, server, kernel_id, session_id, *, binary=False, client_id=""):
+    def __init__(
+        self, server, kernel_id, session_id, *, binary=False, client_id="", program="", username=""
+    ):
+        self._username = username
         self.kernel_id, self.session_id = kernel_id, session_id
         self.client_id = client_id or uuid.uuid4().hex
         self.received = []
@@ -36,7 +39,7 @@ class Page:
         url = f"ws://127.0.0.1:{server.port}/{path}"
         self._socket = websocket.create_connection(
             url,
-            header=[f"Authorization: token {server.token}"],
+            header=[f"Authorization: token {server.token}", f"User-Agent: {program}"],
             timeout=TIMEOUT,
             subprotocols=[PROTOCOL] if binary else [],
         )
@@ -85,7 +88,7 @@ class Page:
             "msg_id": uuid.uuid4().hex,
             "msg_type": kind,
             "session": self.client_id,
-            "username": "",
+            "username": self._username,
             "version": "5.3",
             "date": datetime.now(UTC).isoformat(),
         }

@@ -132,3 +132,46 @@ def test_another_user_of_the_machine_gets_nothing(start):
         assert "[access_denied]" in text
         assert "work.ipynb" not in text
     assert server.get("api/gpuckpt/snapshots")["snapshots"] == []
+
+
+#: The state with the bug, in memory and in a file of the folder, and what leads on at each level.
+SETUP = """
+import pathlib
+def change(name, code):
+    lines = [one for one in pathlib.Path("pipeline.py").read_text().splitlines() if not one.startswith(name)]
+    pathlib.Path("pipeline.py").write_text(chr(10).join([*lines, f"{name} = {code}"]) + chr(10))
+def score():
+    made = {}
+    exec(pathlib.Path("pipeline.py").read_text(), made)
+    return sum([made["load"] is list, made["total"] is sum])
+pathlib.Path("pipeline.py").write_text("load = None" + chr(10) + "total = None" + chr(10))
+"""
+RIGHT = {"load": "list", "total": "sum"}
+WRONG = ["change({step!r}, 'len'); print(score())", "1 / 0", "import os; os._exit(1)"]
+
+
+def test_an_agent_searches_with_files_by_this_door_too(start):
+    server, call = start(f"--GpuCkptServer.tools_token={TOKEN}")
+
+    def done(tool, **arguments):
+        ((failed, text),) = call((tool, arguments), token=TOKEN)["answers"]
+        assert not failed, text
+        return json.loads(text)
+
+    done("run_in", session="work.ipynb", code=SETUP)
+    front = done("save", session="work.ipynb")["snapshot"]
+    for step, right in RIGHT.items():
+        codes = [one.format(step=step) for one in WRONG]
+        codes.append(
+            f"open('found', 'w').write({step!r}); change({step!r}, {right!r}); print(score())"
+        )
+        tries = done("try_each", state=front, codes=codes, then="save")["tries"]
+        assert [one["status"] for one in tries] == ["ok", "error", "kernel died", "ok"]
+        front = max((int(one["output"]), one["snapshot"]) for one in tries if "snapshot" in one)[1]
+    assert not (server.root / "found").exists()
+    restored = done("restore", snapshot=front)
+    assert done("run_in", session="work.ipynb", code="print(score())")["output"] == "2\n"
+    assert (server.root / "found").read_text() == "total"
+    done("restore", snapshot=restored["saved_before"])
+    assert not (server.root / "found").exists()
+    assert [one["name"] for one in done("list_sessions")["sessions"]] == ["work.ipynb"]

@@ -223,7 +223,9 @@ class Scene:
         self.kernel = ScriptedKernel(self.kernels, self.output)
         self.woken: list[int] = []
         self.listener = SimpleNamespace(
-            kernel_changed=lambda _: None, kernel_wanted=lambda _: self.woken.append(1)
+            kernel_changed=lambda _: None,
+            kernel_wanted=lambda _: self.woken.append(1),
+            cell_sent=lambda *_: None,
         )
         self.served = ServedKernel(KERNEL, self.kernel, self.output, self._reconnect, self.listener)
         self.served.has_agent = True

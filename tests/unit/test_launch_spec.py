@@ -7,6 +7,7 @@ import os
 import pytest
 from gpuckpt_provisioner.launch_spec import launch_spec
 
+from jupyter_gpuckpt.wire.folder_records import FolderRules
 from jupyter_gpuckpt.wire.own_sockets import OwnSockets
 
 NAME = "HWLOC_COMPONENTS"
@@ -25,6 +26,7 @@ def test_hwloc_opens_no_gpu_unless_the_user_has_said_what_it_may(tmp_path, own):
         gpu_copy="driver",
         on_lost_lease="auto",
         keep_files=[],
+        working_folder=FolderRules(),
         own_ports=[],
         own_sockets=OwnSockets(),
         jupyter={},

@@ -16,7 +16,9 @@ from tornado.web import stream_request_body
 from ...errors import GpuCkptError
 from ...wire import calls
 from ...wire import snapshot_records as records
+from ...wire.folder_records import FolderComparison
 from ...wire.manifest_records import LaunchSpec, Manifest
+from ..kernels.kernel_records import KernelRecord
 from ..snapshots.inflow import Inflow
 from .daemon_handler import BaseHandler, DaemonRoutes
 
@@ -35,7 +37,6 @@ _answers = _routes.answers
 _routes.passed_on(
     {
         calls.snapshot_variables: lambda daemon: _in_thread(daemon.machine.variables),
-        calls.changes: lambda daemon: _in_thread(daemon.machine.changes),
         calls.upload: lambda daemon: daemon.uploads.ask,
         calls.remotes: lambda daemon: daemon.remote_sessions.remotes,
         calls.try_remote: lambda daemon: daemon.new_remotes.test,
@@ -88,6 +89,23 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     summary["captured_files"] = len(manifest.captured)
     summary["kept_files"] = [file.path for file in manifest.kept]
     return summary
+
+
+@_answers(calls.changes)
+def _changes(handler: BaseHandler, snapshot_id: str, files: str) -> Awaitable[records.Changes]:
+    with_files = files not in {"", "0"}
+    return to_thread(handler.daemon.machine.changes, snapshot_id, with_files=with_files)
+
+
+@_answers(calls.compare_files)
+def _compare_files(handler: BaseHandler, first: str, second: str) -> Awaitable[FolderComparison]:
+    daemon = handler.daemon
+
+    def moment(moment_id: str) -> Manifest | KernelRecord:
+        kernel = daemon.kernels.find(moment_id)
+        return kernel.record if kernel else daemon.machine.store.manifest(moment_id)
+
+    return to_thread(lambda: daemon.machine.compare_files(moment(first), moment(second)))
 
 
 @_answers(calls.annotate)

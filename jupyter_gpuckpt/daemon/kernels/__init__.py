@@ -23,4 +23,5 @@
 - `usage`: a process tree's use of RAM and GPUs.
 - `verbs`: the verbs that clients request: launch, save, suspend, resume ....
 - `whole_files`: small files of the daemon that are replaced as a whole.
+- `working_folders`: the working folders of kernels, and those that branches have for themselves.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,15 +12,16 @@ import msgspec
 
 from ...errors import KernelLost
 from ...images import worker_processes
-from ...wire.manifest_records import Sizes
+from ...wire.manifest_records import SaveOptions, Sizes
 from ...wire.protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
-from ...wire.snapshot_order import Making
+from ...wire.snapshot_order import Making, next_number
 from ...wire.snapshot_records import RetentionPolicy
 from ...wire.states import KernelState, Verb
 from .kernel_records import KernelRecord
 from .machine import Machine
 from .operations import RunningOperation
 from .recovered import as_before
+from .working_folders import new_restore
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -28,6 +30,8 @@ class Outcome(msgspec.Struct, frozen=True):
     state: KernelState
     changes: dict[str, Any]
     result: Result
+    #: What is done in a thread when the changed record is on the disk.
+    after: Callable[[], None] | None = None
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ def freeze(
         saved = machine.save(
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
-            request.options(stop=stop, name=name, parked=was_parked),
+            _options(record, request, stop=stop, name=name, parked=was_parked),
             Making(snapshot_id, max(record.number, leases.highest_number(record.kernel_id))),
             operation.progress,
         )
@@ -119,6 +123,20 @@ def freeze(
     # If this daemon dies, the next one looks for exactly this snapshot.
     entering["making"] = snapshot_id
     return Job(*what, work, entering, request.retention, is_automatic)
+
+
+def _options(
+    record: KernelRecord, request: SaveRequest, *, stop: bool, name: str, parked: bool
+) -> SaveOptions:
+    """Return the options of a save: those of the request, and where the kernel comes from. The files of a branch's own folder are saved."""
+    options = request.options(stop=stop, name=name, parked=parked)
+    has_own = bool(record.own_folder)
+    return msgspec.structs.replace(
+        options,
+        has_files=options.has_files or has_own,
+        parent_snapshot_id=record.parent_snapshot_id,
+        has_own_folder=has_own,
+    )
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
@@ -179,14 +197,19 @@ def thaw(
         info = manifest.info
         chosen = info.snapshot_id
         is_other = info.kernel_id != record.kernel_id or chosen != record.snapshot_id
-        found = machine.resume(
-            manifest,
-            record,
-            exit_path,
-            operation.progress,
-            request=request,
-            is_copy=is_branch or is_other,
-        )
+        numbers = record.number, *(one.number for one in machine.snapshots(record.kernel_id))
+        making = Making(uuid.uuid4().hex, number=next_number(*numbers))
+        with machine.files_put_back(
+            manifest, record, request.files, making, operation.progress
+        ) as told:
+            found = machine.resume(
+                manifest,
+                record,
+                exit_path,
+                operation.progress,
+                request=request,
+                is_copy=is_branch or is_other,
+            )
         leases.resumed(record.kernel_id)
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)
         moved = {before: after for before, after in own if before != after}
@@ -195,7 +218,7 @@ def thaw(
             {
                 "tree": found.tree,
                 "snapshot_id": chosen,
-                "number": max(record.number, info.number),
+                "number": max(record.number, info.number, making.number if request.files else 0),
                 "sizes": info.sizes,
                 "saved_seconds": info.seconds,
                 "error": None,
@@ -207,10 +230,14 @@ def thaw(
                 operation.progress.record().seconds,
                 info.sizes,
                 seconds_by_stage=dict(operation.progress.seconds_by_stage),
-                warnings=[*warnings, *found.warnings],
+                warnings=[*warnings, *told, *found.warnings],
                 moved_ports=found.moved_ports,
             ),
+            partial(machine.folders.finish, record) if request.files else None,
         )
 
     kind = OperationKind.BRANCH if is_branch else OperationKind.RESUME
-    return Job(Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)})
+    # If this daemon dies, the next one looks for the former files there.
+    restoring = new_restore() if request.files else ""
+    entering = {"exit_path": str(exit_path), "restoring": restoring}
+    return Job(Verb.RESUME, kind, KernelState.RESUMING, work, entering)

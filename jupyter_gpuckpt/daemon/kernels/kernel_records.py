@@ -108,6 +108,10 @@ class KernelRecord(msgspec.Struct):
     moved_to: str = ""
     #: The ports, besides its own, on which it listened when it was suspended.
     listening: list[int] = []
+    #: The working folder that a branch has for itself; empty: it has that of its launch.
+    own_folder: str = ""
+    #: The directory in the working folder with the former files while a resume replaces them, and until its record is on the disk.
+    restoring: str = ""
 
     @property
     def kernel_id(self) -> str:

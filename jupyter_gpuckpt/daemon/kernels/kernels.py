@@ -218,6 +218,7 @@ class Kernels:
         """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
         if self._drop(kernel, by_user=by_user):
             self._writer.submit(self._records.forget, kernel.kernel_id)
+            self._writer.submit(self._machine.folders.remove, kernel.record)
 
     def set_aside(self, kernel: ManagedKernel, tree: Tree) -> Awaitable[None]:
         """Remove a kernel and its record, and publish that it is gone; its process stays, and is no longer watched."""
@@ -373,6 +374,9 @@ class Kernels:
                 self._machine.remove_links_of_resume(record)
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
+            self._machine.folders.undo(record)
+        elif was is not KernelState.SUSPENDED:  # else its last resume failed, and maybe its undoing
+            self._machine.folders.finish(record)
         if kept is not None and kept.state in ABSENT:
             self._machine.expect(kept.sizes.raw_bytes)
         return kept

@@ -6,8 +6,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,11 +35,13 @@ from ...images import worker_processes
 from ...store import bringing, stores
 from ...store.annotation_files import SUFFIX as ANNOTATIONS
 from ...wire.daemon_settings import Settings
+from ...wire.folder_records import FolderComparison
 from ...wire.manifest_records import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ...wire.place import Place
 from ...wire.progress import Progress
 from ...wire.protocol import (
     CopyRequest,
+    FilesChoice,
     GpuRoom,
     HostReport,
     Owner,
@@ -56,6 +58,7 @@ from .ready_trees import ReadyTrees
 from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
+from .working_folders import WorkingFolders
 
 if TYPE_CHECKING:
     from ...engine.memory.tracked_kernels import TrackedKernel, TrackedKernels
@@ -104,6 +107,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._ferry = FerryChoice()
+        self.folders = WorkingFolders(settings.data / "folders" / place.key)
         self._store: LocalStore | None = None
         #: Stores of other users, by their folders.
         self._read_only: dict[str, ReadOnlyStore] = {}
@@ -190,8 +194,9 @@ class Machine:
         for snapshot_id in possible:
             placing.remove_links(self.store.manifest(snapshot_id))
 
-    def clear(self) -> None:
+    def clear(self, kernel_ids: Collection[str]) -> None:
         """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""
+        self.folders.remove_others(kernel_ids)
         shutil.rmtree(self._spill, ignore_errors=True)
         kept_file_copies.collect(kept_dir(self._spill))
 
@@ -328,6 +333,7 @@ class Machine:
                 digests=self._digests,
                 is_copy=is_copy,
                 unpacked=self._unpacked_snapshots(),
+                folder=self.folders.copy_of(record, manifest, self.store, self._engine()),
                 progress=progress,
             )
             resumed = self._with_room(resume)
@@ -335,6 +341,33 @@ class Machine:
             with suppress(StoreError):  # recording the use is not essential
                 self.store.stubs.note_use(manifest.info.snapshot_id)
         return resumed
+
+    @contextmanager
+    def files_put_back(
+        self,
+        manifest: Manifest,
+        record: KernelRecord,
+        choice: FilesChoice,
+        making: Making,
+        progress: Progress,
+    ) -> Iterator[list[str]]:
+        """Put the files of a snapshot into the kernel's working folder, as `WorkingFolders.put_back` does."""
+        former = manifest
+        if choice and record.snapshot_id:
+            former = self.manifest(record, record.snapshot_id)
+        with (
+            self._local_chunks(self._settings.data, self.store, manifest.info, progress),
+            self.folders.put_back(
+                manifest, former, record, choice, making, self.store, self._engine(), progress
+            ) as warnings,
+        ):
+            yield warnings
+
+    def compare_files(
+        self, first: Manifest | KernelRecord, second: Manifest | KernelRecord
+    ) -> FolderComparison:
+        """Compare the files of two moments, as `WorkingFolders.compare` does."""
+        return self.folders.compare(first, second, self.store, self._engine())
 
     def copied_manifest(self, snapshot_id: str, store: str) -> Manifest:
         """Return the manifest of a snapshot of which copies are made. `store`: as in `CopyRequest`."""
@@ -432,12 +465,12 @@ class Machine:
         secrets = self._stored_secrets(manifest, source)
         return msgspec.structs.replace(manifest.launch, secrets=secrets)
 
-    def changes(self, snapshot_id: str) -> Changes:
-        """Return the differences between the files and the machine now and those of a snapshot."""
+    def changes(self, snapshot_id: str, *, with_files: bool) -> Changes:
+        """Return the differences between the files and the machine now and those of a snapshot. `with_files`: see `changes.changes`."""
         from .. import late_modules  # noqa: PLC0415 - late: see there
 
         return late_modules.changes.changes(
-            self.store.manifest(snapshot_id), self.store, self._digests
+            self.store.manifest(snapshot_id), self.store, self._digests, with_files=with_files
         )
 
     def check_arrival(self, manifest: Manifest) -> Arrival:
@@ -546,4 +579,5 @@ class Machine:
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
             user_namespace=not privileges.suffice(),
+            own_folders=(self._settings.data, self._settings.store),
         )

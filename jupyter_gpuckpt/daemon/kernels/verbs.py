@@ -248,6 +248,9 @@ class Verbs:
             else request.snapshot_id,
             sizes=manifest.info.sizes,
             saved_seconds=manifest.info.seconds,
+            own_folder=self._machine.folders.of_branch(
+                manifest, request.kernel_id, request.name or manifest.info.name
+            ),
         )
         kernel = self._kernels.add(record)
         kernel.launched.set()
@@ -394,6 +397,8 @@ class Verbs:
             written = asyncio.ensure_future(self._kernels.move(kernel, outcome.state, **changes))
             # Who hears of the success relies on it also if this daemon is killed then. A disk that does not answer delays nobody for long.
             await asyncio.wait({written}, timeout=_RECORD_SECONDS)
+            if outcome.after and written.done() and written.exception() is None:
+                await loop.run_in_executor(self._threads, outcome.after)
             operation.succeed(outcome.result)
         finally:
             self._on_end(job, operation)

@@ -128,6 +128,7 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
 
     `ids`: the kernel's ids in a user namespace of its own; None: it shares ours. `descriptors`: those that CRIU inherits.
     """
+    exit_path.unlink(missing_ok=True)
     errors = commands.ErrorOutput()
     try:
         process = commands.spawn(
@@ -201,7 +202,6 @@ def launch(
     the same. Raises PrivilegeMissing where namespaces cannot be made, KernelLost when the program ended at once.
     """
     last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
-    exit_path.unlink(missing_ok=True)
     env = ferry_library.environment(spec.env) if spec.gpu_copy == "own" else spec.env
     namespaces = start_namespaces(
         settings,

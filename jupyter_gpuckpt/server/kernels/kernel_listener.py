@@ -38,6 +38,9 @@ class KernelListener:
     def kernel_wanted(self, served: ServedKernel) -> None:
         """Handle a cell that was sent to a kernel that cannot run it now."""
 
+    def cell_sent(self, served: ServedKernel, client: tuple[str, str]) -> None:
+        """Handle a cell that was sent to a kernel, before the kernel gets it. `client`: the user name and the program that it states."""
+
     def snapshot_changed(self, change: SnapshotChange) -> None:
         """Handle a snapshot that was made, changed or removed by any client."""
 

@@ -20,7 +20,14 @@ from ...errors import (
 )
 from ...wire import calls
 from ...wire.manifest_records import Cause, Variables
-from ...wire.protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
+from ...wire.protocol import (
+    FilesChoice,
+    Kernel,
+    Operation,
+    OperationKind,
+    OperationState,
+    SaveRequest,
+)
 from ...wire.states import ABSENT, KernelState
 from ..messages.probe import drained, ensure_known_info, wait_until_connected
 from ..messages.served_kernel import ServedKernel, is_past_freeze, not_managed
@@ -65,7 +72,13 @@ class Resume(Protocol):
     """The type of `GpuRoom.resume`. An empty snapshot id means the latest one."""
 
     def __call__(
-        self, kernel_id: str, snapshot_id: str, *, take_over: bool = False, force: bool = False
+        self,
+        kernel_id: str,
+        snapshot_id: str,
+        *,
+        take_over: bool = False,
+        force: bool = False,
+        files: FilesChoice = "",
     ) -> Awaitable[Operation]:
         """Start a resume."""
 
@@ -120,26 +133,41 @@ class ServerOperations(KernelListener):
         cause: Cause = Cause.MANUAL,
         check: Callable[[], None] = lambda: None,
         removes: bool = True,
+        with_files: bool = False,
     ) -> Operation:
         """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
         An idle kernel (`Cause.spares_connections`) is left alone if that would cut its network connections. `check`: raises an error
-        if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards.
+        if the suspend is unwanted now that no cell can begin unnoticed. `removes`: whether retention runs afterwards. `with_files`: as in
+        `SaveRequest.files`.
         """
         return await self._freeze(
-            OperationKind.SUSPEND, kernel_id, name, cause, check, removes=removes
+            OperationKind.SUSPEND,
+            kernel_id,
+            name,
+            cause,
+            check,
+            removes=removes,
+            with_files=with_files,
         )
 
     async def resume(
-        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
+        self,
+        kernel_id: str,
+        snapshot_id: str = "",
+        *,
+        take_over: bool = False,
+        force: bool = False,
+        files: FilesChoice = "",
     ) -> Operation:
         """Start resuming a suspended kernel, by default from its latest snapshot, whether or not the GPU has room for it.
 
-        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`). `files`: as in
+        `wire.protocol.ResumeRequest`.
         Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
         """
         served = self.served(kernel_id)
-        call = calls.resume(kernel_id, snapshot_id, take_over=take_over, force=force)
+        call = calls.resume(kernel_id, snapshot_id, take_over=take_over, force=force, files=files)
         operation = await self._link.daemon.send(call)
         return self._track(served, operation, lambda: None)
 
@@ -280,6 +308,7 @@ class ServerOperations(KernelListener):
         check: Callable[[], None] = lambda: None,
         *,
         removes: bool = True,
+        with_files: bool = False,
     ) -> Operation:
         """Start a save or suspend; if the kernel is being restarted, of the new process."""
         restarts = cast("GpuCkptKernels", self._kernels).gpuckpt_restarts
@@ -289,7 +318,9 @@ class ServerOperations(KernelListener):
                 if running:
                     raise KernelStateConflict("Please wait: this kernel is being restarted.")
             try:
-                return await self._freeze_now(kind, kernel_id, name, cause, check, removes=removes)
+                return await self._freeze_now(
+                    kind, kernel_id, name, cause, check, removes=removes, with_files=with_files
+                )
             except (KernelNotFound, KernelStateConflict):
                 if kernel_id not in restarts:  # else a restart has begun meanwhile
                     raise
@@ -303,6 +334,7 @@ class ServerOperations(KernelListener):
         check: Callable[[], None],
         *,
         removes: bool,
+        with_files: bool,
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
             await self._listener.before_freeze(kernel_id)
@@ -352,6 +384,7 @@ class ServerOperations(KernelListener):
                 peer_access_off=peer_access_off,
                 cell=found.cell if found else 0,
                 in_cell=served.output.is_in_cell,
+                files=with_files,
             )
             operation = await daemon.send(call(kernel_id, request))
         except BaseException:

@@ -18,7 +18,7 @@ from ...errors import (
 )
 from ...wire import calls
 from ...wire.manifest_records import Cause
-from ...wire.protocol import OperationKind, Result
+from ...wire.protocol import FilesChoice, OperationKind, Result
 from ...wire.snapshot_records import Change, PruneRequest
 from ...wire.states import KernelState
 from ...wire.tool_branches import is_branch_of
@@ -50,18 +50,19 @@ class Rollbacks:
         *,
         force: bool = False,
         cause: Cause = Cause.ROLLBACK,
+        files: FilesChoice = "",
     ) -> Operation:
         """Start a rollback to a snapshot. A suspended kernel is just resumed from it: its current state is saved.
 
-        `cause`: why its current state is saved, a person's restore or a tool's.
+        `cause`: why its current state is saved, a person's restore or a tool's. `files`: as in `wire.protocol.ResumeRequest`.
 
         Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot,
         HostIncompatible where it could not be resumed, and FilesChanged, unless `force`, for files with which it would end or do harm; then
         the kernel was not touched.
         """
         served = self._operations.served(kernel_id)
-        is_branch = await self._check(served, snapshot_id, force=force)
-        resume = partial(self._resume, kernel_id, snapshot_id, force=force)
+        is_branch = await self._check(served, snapshot_id, force=force, with_files=bool(files))
+        resume = partial(self._resume, kernel_id, snapshot_id, force=force, files=files)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
             served.is_new_branch = is_branch
             now = served.kernel.snapshot_id if served.kernel else ""
@@ -78,10 +79,14 @@ class Rollbacks:
         return self._operations.tracked.compose(
             OperationKind.ROLL_BACK,
             kernel_id,
-            lambda steps: self._work(steps, served, resume, end, cause, is_branch=is_branch),
+            lambda steps: self._work(
+                steps, served, resume, end, cause, is_branch=is_branch, with_files=bool(files)
+            ),
         )
 
-    async def _check(self, served: ServedKernel, snapshot_id: str, *, force: bool) -> bool:
+    async def _check(
+        self, served: ServedKernel, snapshot_id: str, *, force: bool, with_files: bool
+    ) -> bool:
         """Raise an error if the kernel cannot go back to a snapshot; return whether that is of a tool's branch of it."""
         daemon = self._link.daemon
         launch = await daemon.send(calls.launch_spec(snapshot_id))
@@ -93,7 +98,7 @@ class Rollbacks:
                 f"Snapshot {snapshot_id} does not belong to this kernel.",
                 hint="Start a branch of it, with a notebook of its own.",
             )
-        found = await daemon.send(calls.changes(snapshot_id))
+        found = await daemon.send(calls.changes(snapshot_id, files=with_files))
         if found.obstacles:
             raise HostIncompatible(
                 "The snapshot cannot be restored here now. " + " ".join(found.obstacles),
@@ -118,11 +123,14 @@ class Rollbacks:
         cause: Cause,
         *,
         is_branch: bool,
+        with_files: bool,
     ) -> Result:
         operations, kernel_id = self._operations, served.kernel_id
         try:
             # The snapshot to which it goes back may be the oldest that is kept, so retention does not run before it is resumed.
-            suspended = await operations.suspend(kernel_id, cause=cause, removes=False)
+            suspended = await operations.suspend(
+                kernel_id, cause=cause, removes=False, with_files=with_files
+            )
             kept = await steps.run(suspended)
             try:
                 steps.check()

@@ -207,6 +207,8 @@ class GatedConnection(_Base):
         request = read_request(incoming_msg, self.subprotocol, self.session)
         if self._answer_comm(served, request):
             return
+        if request.kind == "execute_request":
+            served.note_cell(self._client(request))
         open_for_this = served.gate_is_open or (
             served.is_parked and not self._is_waking(served, request)
         )
@@ -216,6 +218,12 @@ class GatedConnection(_Base):
             self._held.append(request)
             if self._is_waking(served, request):
                 served.wake()
+
+    def _client(self, request: Request) -> tuple[str, str]:
+        """Return the user name and the program that a client states."""
+        asked = getattr(self.websocket_handler, "request", None)
+        program = asked.headers.get("User-Agent", "") if asked is not None else ""
+        return str(request.header.get("username") or ""), program
 
     def on_gate(self) -> None:
         """Send held requests as far as the gate is open, and answer those that can be answered (`served_kernel.Connection`)."""

@@ -110,6 +110,9 @@ class GateListener(Protocol):
     def kernel_wanted(self, served: ServedKernel) -> None:
         """Handle a cell that was sent to a kernel that cannot run it now."""
 
+    def cell_sent(self, served: ServedKernel, client: tuple[str, str]) -> None:
+        """Handle a cell that was sent to a kernel, before the kernel gets it."""
+
 
 #: A function that reconnects this server to a kernel after a resume, whichever client requested it.
 Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
@@ -148,6 +151,8 @@ class ServedKernel:
         self.is_new_branch = False
         #: Whether it is being rolled back: a cell then waits for the end and does not resume the kernel.
         self.is_rolling_back = False
+        #: Whether a cell waits until the state before it is saved.
+        self.is_saved_first = False
         #: Whether this server may have switched off peer access between its GPUs; it must be on before the next cell.
         self.peer_access_is_off = False
         #: Whether this server parked it although no user requested that; True only while it is parked.
@@ -204,7 +209,7 @@ class ServedKernel:
     @property
     def gate_is_open(self) -> bool:
         """Return whether requests are sent to the kernel."""
-        if self._holds or self._reconnecting or self.is_rolling_back:
+        if self._holds or self._reconnecting or self.is_rolling_back or self.is_saved_first:
             return False
         if self.state is KernelState.SAVING:
             operation = self.kernel.operation if self.kernel else None
@@ -266,6 +271,16 @@ class ServedKernel:
         self.is_rolling_back = True
         return end
 
+    def save_first(self) -> Callable[[], None]:
+        """Let cells wait until the returned function is called."""
+
+        def end() -> None:
+            self.is_saved_first = False
+            self._notify()
+
+        self.is_saved_first = True
+        return end
+
     def wait_for(self, why: str) -> None:
         """Set the reason, for users, why its resume waits; empty: it no longer waits."""
         if why != self.waits:
@@ -303,6 +318,10 @@ class ServedKernel:
     def wake(self) -> None:
         """Request a resume of the kernel if it is suspended, now or as soon as it is."""
         self._listener.kernel_wanted(self)
+
+    def note_cell(self, client: tuple[str, str]) -> None:
+        """Tell of a cell before it is sent to the kernel; it may have to wait then."""
+        self._listener.cell_sent(self, client)
 
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer all held requests with an error."""

@@ -1,5 +1,6 @@
 """The server's automatic actions on kernels, one class for each policy.
 
+- `agent_saves`: saves before the cells of AI agents.
 - `autosave`: periodic saves of the kernels that have changed since their last snapshot.
 - `gpu_room`: resumes and unparks that make room on the GPU by parking idle kernels of this server, the least recently used first.
 - `idle`: suspends of idle kernels where Jupyter would cull them.

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
+    from ...wire.protocol import FilesChoice, Kernel, Operation
     from ...wire.protocol import GpuRoom as Room
-    from ...wire.protocol import Kernel, Operation
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.kernel_operations import ServerOperations
     from ..kernels.tracked_operations import Steps
@@ -89,15 +89,23 @@ class GpuRoom:
         self._turn = asyncio.Condition()
 
     async def resume(
-        self, kernel_id: str, snapshot_id: str = "", *, take_over: bool = False, force: bool = False
+        self,
+        kernel_id: str,
+        snapshot_id: str = "",
+        *,
+        take_over: bool = False,
+        force: bool = False,
+        files: FilesChoice = "",
     ) -> Operation:
         """Start resuming a suspended or parked kernel, after making room for it, on the GPU and in RAM, if it needs some.
 
-        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`).
+        `take_over`: even if another machine runs its session. `force`: although its files changed (`FilesChanged`). `files`: as in
+        `ResumeRequest`.
         """
         operations = self._operations
         served = operations.served(kernel_id)
-        begin = partial(operations.resume, kernel_id, snapshot_id, take_over=take_over, force=force)
+        chosen = {"take_over": take_over, "force": force}
+        begin = partial(operations.resume, kernel_id, snapshot_id, **chosen, files=files)
         needs_gpu = await self.is_needed(kernel_id, snapshot_id)
         memory = self._memory
         claim = await memory.claim(served, snapshot_id) if memory else None

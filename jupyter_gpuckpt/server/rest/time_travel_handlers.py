@@ -10,6 +10,7 @@ from ...errors import KernelStateConflict
 from ...wire import calls, ids
 from ...wire.calls import Route
 from ...wire.manifest_records import Cause, Variables
+from ...wire.protocol import FilesChoice
 from ...wire.variable_changes import Comparison, compare
 from ..kernels.stored_notebooks import StoredNotebook
 from ..rest_records import BranchView, OperationView, VariablesView, branch_view, operation_view
@@ -40,11 +41,16 @@ class RevivalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a rollback. `force`: as in a resume. `tool`: a tool for programs requests it."""
+    """Body of a rollback. `force`: as in a resume. `tool`: a tool for programs requests it.
+
+    `files`: what happens to the working folder, if the snapshot has its files: nothing, all as in the snapshot (restore), or what
+    was changed since the branch began whose snapshot it is (merge). Its present files are saved first.
+    """
 
     snapshot_id: str
     force: bool = False
     tool: bool = False
+    files: FilesChoice = ""
 
 
 @_answers(Route(OperationView, "POST", f"{_KERNEL}/roll_back", SnapshotRequest, _ACCEPTED))
@@ -58,6 +64,7 @@ async def _roll_back(handler: GpuCkptHandler, kernel_id: str) -> OperationView:
         request.snapshot_id,
         force=request.force,
         cause=Cause.TOOL if request.tool else Cause.ROLLBACK,
+        files=request.files,
     )
     return operation_view(operation)
 
@@ -114,9 +121,10 @@ _MOMENTS = {
 
 @_answers(Route(Comparison, "GET", "/compare", query=_MOMENTS))
 async def _compare_moments(handler: GpuCkptHandler, first: str, second: str) -> Comparison:
-    """Show which variables differ between two snapshots or kernels."""
+    """Show which variables, and which files of the working folder, differ between two snapshots or kernels."""
     found = [await _moment(handler, one) for one in (first, second)]
-    return compare(*found)
+    files = await handler.parts.link.daemon.send(calls.compare_files(first, second))
+    return msgspec.structs.replace(compare(*found), files=files)
 
 
 async def _moment(handler: GpuCkptHandler, moment_id: str) -> Variables:

@@ -122,6 +122,7 @@ const SNAPSHOT: Omit<SnapshotView, 'snapshot_id'> = {
   title: '',
   cell: 0,
   in_cell: false,
+  has_files: false,
   note: '',
   pinned: false,
   needed: false,

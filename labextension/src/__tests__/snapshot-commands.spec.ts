@@ -193,6 +193,40 @@ describe('snapshot commands', () => {
     expect(cells.put).not.toHaveBeenCalled();
   });
 
+  it.each([
+    ['manual', false],
+    ['tool', true]
+  ] as const)(
+    'restore files if that is wanted, %s ones by default: %s',
+    async (cause, isDefault) => {
+      server.on('GET snapshots', {
+        snapshots: [aSnapshot({ title: 'Before', has_files: true, cause })]
+      });
+      await snapshots.refresh();
+      for (const wanted of [isDefault, !isDefault]) {
+        const done = run('goBack');
+        const shown = await dialog('Restore Before?');
+        const box = shown.querySelector<HTMLInputElement>('[name="files"]')!;
+        expect(box.checked).toBe(isDefault);
+        if (box.checked !== wanted) {
+          box.click();
+        }
+        press(shown, 'accept');
+        await done;
+        expect(ofRestore).toHaveBeenLastCalledWith(
+          expect.anything(),
+          null,
+          wanted
+        );
+        const [body] = server.bodies.slice(-1);
+        expect(JSON.parse(body)).toEqual(
+          wanted ? { snapshot_id: 's', files: 'restore' } : { snapshot_id: 's' }
+        );
+        Notification.dismiss();
+      }
+    }
+  );
+
   it('restore in a copy while others have the notebook open', async () => {
     cells.isShared = true;
     try {
@@ -344,7 +378,8 @@ describe('snapshot commands', () => {
     await run('goBack', register({ confirmRollBack: false }));
     expect(ofRestore).toHaveBeenCalledWith(
       expect.objectContaining({ snapshot_id: 's' }),
-      'asleep'
+      'asleep',
+      false
     );
     expect(notifications()).toMatchObject([
       {

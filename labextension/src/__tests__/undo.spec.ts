@@ -168,7 +168,7 @@ describe('undo', () => {
       aSnapshot({ snapshot_id: 'asleep', cause: 'idle' })
     ];
     server.on('GET snapshots', { snapshots: list });
-    await undo.ofRestore(aSnapshot(), saved)();
+    await undo.ofRestore(aSnapshot(), saved, false)();
     expect(server.bodies).toContain(`{"snapshot_id":"${wanted}"}`);
   });
 });

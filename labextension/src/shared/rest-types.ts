@@ -275,7 +275,8 @@ export interface components {
          * @description Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
          *
          *         `visible_gpus`: the client's CUDA_VISIBLE_DEVICES; the kernel is resumed on GPUs that it allows. `take_over`: resume it even if
-         *         another machine runs its session, which loses it. `force`: although its files changed (`files_changed`).
+         *         another machine runs its session, which loses it. `force`: although its files changed (`files_changed`). `files`: what happens to the
+         *         working folder if the snapshot has its files; its present ones are saved first.
          */
         ResumeRequest: {
             /** @default  */
@@ -286,6 +287,11 @@ export interface components {
             take_over: boolean;
             /** @default false */
             force: boolean;
+            /**
+             * @default
+             * @enum {unknown}
+             */
+            files: "" | "merge" | "restore";
         };
         /**
          * MoveRequest
@@ -378,6 +384,8 @@ export interface components {
             cell: number;
             /** @description That cell ran. */
             in_cell: boolean;
+            /** @description It has the files of the working folder. */
+            has_files: boolean;
             note: string;
             /** @description Retention never removes it. */
             pinned: boolean;
@@ -497,6 +505,8 @@ export interface components {
             in_cell: boolean;
             /** @default 0 */
             number: number;
+            /** @default false */
+            has_files: boolean;
         };
         /**
          * Sizes
@@ -804,6 +814,9 @@ export interface components {
         /**
          * SnapshotRequest
          * @description Body of a rollback. `force`: as in a resume. `tool`: a tool for programs requests it.
+         *
+         *         `files`: what happens to the working folder, if the snapshot has its files: nothing, all as in the snapshot (restore), or what
+         *         was changed since the branch began whose snapshot it is (merge). Its present files are saved first.
          */
         SnapshotRequest: {
             snapshot_id: string;
@@ -811,6 +824,11 @@ export interface components {
             force: boolean;
             /** @default false */
             tool: boolean;
+            /**
+             * @default
+             * @enum {unknown}
+             */
+            files: "" | "merge" | "restore";
         };
         /**
          * BranchView
@@ -828,7 +846,7 @@ export interface components {
         };
         /**
          * PathRequest
-         * @description Body of a branch. `path`: its notebook; empty: beside the snapshot's. `force`: as in a resume. `tool`: for a tool, without one.
+         * @description Body of a branch. `path`: its notebook; by default one beside the snapshot's. `force`: as in a resume. `tool`: a tool's has none.
          */
         PathRequest: {
             /** @default  */
@@ -911,6 +929,8 @@ export interface components {
             unknown: string[];
             /** @default 0 */
             same: number;
+            /** @default null */
+            files: components["schemas"]["FolderComparison"] | null;
         };
         /**
          * Change
@@ -920,6 +940,28 @@ export interface components {
             name: string;
             then: components["schemas"]["Variable"];
             now: components["schemas"]["Variable"];
+        };
+        /**
+         * FolderComparison
+         * @description GET /files: the files that differ between two moments. `left`: how many more there are. `known`: both moments have files.
+         */
+        FolderComparison: {
+            /** @default [] */
+            files: components["schemas"]["ChangedFile"][];
+            /** @default 0 */
+            left: number;
+            /** @default true */
+            known: boolean;
+        };
+        /**
+         * ChangedFile
+         * @description A file that differs between two moments. `change`: added, removed or changed. `diff`: of texts, maybe cut; empty for others.
+         */
+        ChangedFile: {
+            path: string;
+            change: string;
+            /** @default  */
+            diff: string;
         };
         /**
          * TemplatesView
@@ -1070,6 +1112,8 @@ export type StoredNotebook = components['schemas']['StoredNotebook'];
 export type VariablesView = components['schemas']['VariablesView'];
 export type Comparison = components['schemas']['Comparison'];
 export type JupyterGpuckptWireVariableChangesChange = components['schemas']['jupyter_gpuckpt.wire.variable_changes.Change'];
+export type FolderComparison = components['schemas']['FolderComparison'];
+export type ChangedFile = components['schemas']['ChangedFile'];
 export type TemplatesView = components['schemas']['TemplatesView'];
 export type TemplateView = components['schemas']['TemplateView'];
 export type TemplateRequest = components['schemas']['TemplateRequest'];

@@ -19,6 +19,7 @@ import {
 import {
   editNote,
   mayGoBack,
+  restoresFiles,
   showComparison,
   showSnapshot
 } from './snapshot-dialogs';
@@ -163,6 +164,7 @@ export class SnapshotActions {
       cells && then ? cellChangesText(cellChanges(then, cells.read())) : '';
     let wanted = differences ? then : null;
     let body: JSONObject = { snapshot_id };
+    let withFiles = restoresFiles(snapshot);
     if (!isPlain || this._settings.choices.confirmRollBack) {
       const may = await mayGoBack(snapshot, changes, stored, differences);
       if (!may.goBack) {
@@ -170,7 +172,9 @@ export class SnapshotActions {
       }
       wanted = may.withCells ? wanted : null;
       body = may.force ? { ...body, force: true } : body;
+      withFiles = may.withFiles;
     }
+    body = withFiles ? { ...body, files: 'restore' } : body;
     // The current cells are saved first too, in the snapshot of the current state.
     if (wanted && !(await this._kernelActions.saveNotebook(path))) {
       return;
@@ -190,7 +194,7 @@ export class SnapshotActions {
       kernel && ['suspended', 'lost'].includes(kernel.state)
         ? kernel.snapshot_id
         : null;
-    const undo = this._undo.ofRestore(snapshot, saved);
+    const undo = this._undo.ofRestore(snapshot, saved, withFiles);
     const restored = kernel
       ? await this._operations.run('roll_back', kernel_id, name, {
           body,

@@ -28,8 +28,8 @@ import {
 } from './snapshot-texts';
 
 /**
- * Ask whether to restore a snapshot, with its cells and outputs unless the user does not want that. Name the files that have changed: a snapshot
- * contains memory and the notebook, not files. `stored`: the notebook in the snapshot; `differences`: how the open
+ * Ask whether to restore a snapshot, with its cells and outputs unless the user does not want that, and with the files of its folder if the user
+ * wants that. Name the open files that have changed. `stored`: the notebook in the snapshot; `differences`: how the open
  * notebook's cells would change; empty if they would not.
  */
 export async function mayGoBack(
@@ -37,7 +37,13 @@ export async function mayGoBack(
   { files, obstacles }: Changes,
   stored: IStoredNotebook | null,
   differences: string
-): Promise<{ goBack: boolean; withCells: boolean; force: boolean }> {
+): Promise<{
+  goBack: boolean;
+  withCells: boolean;
+  withFiles: boolean;
+  force: boolean;
+}> {
+  let withFiles = restoresFiles(snapshot);
   const warns = files.some(({ change }) =>
     ['missing', 'too_short', 'in_transaction'].includes(change)
   );
@@ -82,6 +88,21 @@ export async function mayGoBack(
           <Lines texts={files.map(changedFileText)} />
         </>
       ) : null}
+      {snapshot.has_files && !isRefused ? (
+        <label>
+          <input
+            type="checkbox"
+            name="files"
+            defaultChecked={withFiles}
+            onChange={event => {
+              withFiles = event.target.checked;
+            }}
+          />
+          {trans.__(
+            'Restore the files of its folder too. The current ones are saved first.'
+          )}
+        </label>
+      ) : null}
     </div>,
     warns ? trans.__('Restore Anyway') : trans.__('Restore'),
     {
@@ -98,8 +119,14 @@ export async function mayGoBack(
   return {
     goBack: button.accept,
     withCells: isChecked ?? false,
+    withFiles,
     force: warns
   };
+}
+
+/** Return whether the files of a snapshot are restored with it unless the user says otherwise: an agent's tools change them as well. */
+export function restoresFiles({ cause, has_files }: SnapshotView): boolean {
+  return has_files && cause === 'tool';
 }
 
 /** Show the details of a snapshot. */

@@ -35,15 +35,22 @@ export class Undo {
     });
   }
 
-  /** Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that. */
-  ofRestore(snapshot: SnapshotView, saved: string | null): () => Promise<void> {
+  /**
+   * Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that.
+   * `withFiles`: files were restored, too.
+   */
+  ofRestore(
+    snapshot: SnapshotView,
+    saved: string | null,
+    withFiles: boolean
+  ): () => Promise<void> {
     return async () => {
       const { kernel_id: kernelId } = snapshot;
       const before = await this._newest(kernelId, one =>
         saved ? one.snapshot_id === saved : one.cause === 'rollback'
       );
       if (before) {
-        await this._restore(before, kernelId);
+        await this._restore(before, kernelId, withFiles);
       }
     };
   }
@@ -142,13 +149,19 @@ export class Undo {
     return list.find(one => one.kernel_id === kernelId && isIt(one));
   }
 
-  private async _restore(to: SnapshotView, kernelId: string): Promise<void> {
+  private async _restore(
+    to: SnapshotView,
+    kernelId: string,
+    withFiles = false
+  ): Promise<void> {
     const { snapshot_id, name } = to;
     await this._operations.run(
       'roll_back',
       kernelId,
       trans.__('%1 to %2', nameOfPath(name), snapshotTitle(to)),
-      { body: { snapshot_id } }
+      {
+        body: withFiles ? { snapshot_id, files: 'restore' } : { snapshot_id }
+      }
     );
   }
 
