@@ -114,7 +114,7 @@ export interface components {
              */
             taken_over: string | null;
             /**
-             * @description When it was seen to change after its last snapshot, in seconds since the epoch; null if not, or nobody looks.
+             * @description Since when it may have changed after its last snapshot, in seconds since the epoch; null if not, or nobody looks.
              * @default null
              */
             changed_at: number | null;
@@ -544,7 +544,7 @@ export interface components {
          *         the last `keep_suspends` of each kernel are kept regardless of other rules (0: all), and all with a title or note. Of snapshots
          *         that tools took, the last `keep_tool_saves` of each kernel and its branches by tools are kept (0: as other automatic ones).
          *
-         *         `thins`: periodic saves are thinned first, the more the older they are, and the other rules apply to those that are left.
+         *         `thins`: periodic saves are thinned, the more the older they are; of the other rules only `max_bytes` applies to them.
          */
         RetentionPolicy: {
             /** @default 0 */
