@@ -98,7 +98,7 @@ RERUNS = --reruns 1 --rerun-show-tracebacks -r aR
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite $(STAMPS)/node
 	$(if $(PYTEST_ARGS),,cd labextension && $(run_node) jlpm jest)
-	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 8 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder $(RERUNS) $(PYTEST_ARGS)
 
 # The slow tests of all folders but systems in one run, so none runs twice: test-engines, matrix and containers run some of them
 # beside others and write pages. Slurm's nodes are frozen by version 1 of control groups, which not every machine has. A test is ended after

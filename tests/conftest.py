@@ -47,9 +47,9 @@ SPLIT_FILES = ("tests/test_linters.py", "tests/test_ordinary_user.py")
 #: Runs tests as an ordinary user.
 THE_USERS = Path(__file__).with_name("test_ordinary_user.py")
 
-#: How many failures that did not repeat a run may have (`make test` runs a failed test once more): on two cores that eight
+#: How many failures that did not repeat a run may have (`make test` runs a failed test once more): on two cores that six
 #: workers share, some come from the machine. More are a defect of the product or of its tests.
-MOST_RERUNS = 3
+MOST_RERUNS = 5
 
 #: Of each log in the report of a failed test.
 _SHOWN_CHARACTERS = 6000

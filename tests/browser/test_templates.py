@@ -25,6 +25,7 @@ def type_into(notebook, index, code):
     notebook.page.keyboard.type(code)
 
 
+@pytest.mark.slow
 def test_a_template_is_made_of_a_snapshot_and_started_from_the_launcher(
     open_notebook, expect, lab_server
 ):

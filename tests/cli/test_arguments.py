@@ -32,6 +32,7 @@ COMMANDS = [
     "stats",
     "execute",
     "hub-report",
+    "install-kernel",
     "mcp",
     "notice",
     "prune",

@@ -147,6 +147,7 @@ def test_a_shutdown_ends_the_kernel_and_can_be_undone(desk):
     assert second.run("print(x)")[0] == "7\n"
 
 
+@pytest.mark.slow
 def test_it_is_suspended_when_idle_and_comes_back(desk):
     notebook = desk.notebook("g.ipynb")
     first = desk.window()

@@ -52,7 +52,7 @@ class DaemonUser(User):
     def retains_only_the_newest(self):
         """Apply retention."""
         policy = RetentionPolicy(keep_last=1, manual_too=True)
-        report = self.removal(LONG)._prune(policy, [], self.store.snapshots(), dry_run=False)
+        report = self.removal(LONG)._prune(policy, self.store.snapshots(), (), (), dry_run=False)
         return [one.snapshot.snapshot_id for one in report.verdicts if one.removed]
 
 

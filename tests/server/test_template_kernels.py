@@ -30,6 +30,7 @@ def server(shared_server, tmp_path_factory):
 FACTS = "import os; print(data.sum(), os.getcwd(), os.environ['JPY_SESSION_NAME'], len(In))"
 
 
+@pytest.mark.slow
 def test_a_kernel_of_the_launcher_is_a_copy(server):
     specs = server.get("api/kernelspecs")["kernelspecs"]
     assert specs["ready"]["spec"]["display_name"] == "Python 3 (ready)"

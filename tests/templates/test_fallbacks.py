@@ -44,6 +44,7 @@ def is_ready(templates, name):
     return json.loads(templates.run("show", name, "--json").stdout)["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_changed_package_is_noticed_and_the_template_built_again(templates, logged):
     module = made(templates, "package")
     module.write_text("value = 22")

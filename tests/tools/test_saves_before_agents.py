@@ -23,6 +23,7 @@ def saved(server):
     return [one["cause"] for one in server.get("api/gpuckpt/snapshots")["snapshots"]]
 
 
+@pytest.mark.slow
 def test_a_changed_kernel_is_saved_before_each_cell_of_an_agent(server, eventually):
     page = server.open("work.ipynb")
     page.run("x = 1")
