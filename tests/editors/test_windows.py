@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import wait_for
 
 COUNT = "import time\nfor number in range({count}):\n    print('line', number, flush=True)\n    time.sleep({pause})"
