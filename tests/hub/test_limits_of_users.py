@@ -49,7 +49,7 @@ def in_server(monkeypatch):
 
 def test_servers_have_the_rules_of_the_hub_and_users_may_have_their_own(in_server):
     spawner = made(retention={"keep_last": 1, "keep_within": 3600.0, "keep_suspends": 2})
-    others = {"keep_suspends": 2, "keep_tool_saves": 40}
+    others = {"keep_suspends": 2, "keep_tool_saves": 40, "thins": True}
     assert in_server(spawner) == RetentionPolicy(1, 3600.0, 0, **others)
     assert in_server(spawner, keep_last=7) == RetentionPolicy(7, 3600.0, 0, **others)
 

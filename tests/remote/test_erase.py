@@ -150,7 +150,7 @@ def test_deleted_snapshots_and_uploads_that_were_cut_off_are_erased_with_their_s
         mark_deleted(a.sessions, "gone", "s3", 1.0)
         a.save("s4", *chunks(5))
 
-        def cut_off(facts, snapshot, tenure):
+        def cut_off(*_):
             raise StoreUnavailable("the line was cut")
 
         uploader = a.uploader()
@@ -340,11 +340,11 @@ def test_an_upload_that_is_overtaken_just_before_it_lists_its_manifest_writes_an
         uploader, names = a.uploader(), []
         add = uploader._sessions.add
 
-        def late(facts, snapshot, tenure):
+        def late(facts, snapshot, *rest):
             names.append(snapshot.manifest)
             if len(names) == 1:
                 assert erased(other).left == 0
-            return add(facts, snapshot, tenure)
+            return add(facts, snapshot, *rest)
 
         uploader._sessions.add = late
         uploader.upload(a.store, "s3", Facts(session_id, path=f"{session_id}.ipynb"))
