@@ -421,6 +421,7 @@ def profile(tmp_path, monkeypatch):
     return "tests"
 
 
+@pytest.mark.slow
 def test_a_bucket_is_tested_before_it_becomes_a_remote(
     folders, tmp_path, pytestconfig, profile, context, expect
 ):

@@ -25,6 +25,7 @@ def bare_lab(tmp_path):
         yield server
 
 
+@pytest.mark.slow
 def test_a_machine_where_nothing_can_be_saved_is_told_once(bare_lab, context, expect, picture):
     context.grant_permissions(["clipboard-read", "clipboard-write"], origin=bare_lab.url)
     complaints = complaints_in(context)

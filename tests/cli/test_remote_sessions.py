@@ -97,6 +97,7 @@ def test_a_kernel_moves_to_another_machine(
     end(gpuckpt_json, back["pid"])
 
 
+@pytest.mark.slow
 def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
 ):

@@ -18,6 +18,7 @@ def hold(kernel, megabytes):
     assert kernel.worth(f"exec('import numpy; held = {code}', globals()) or 1") == "1"
 
 
+@pytest.mark.slow
 def test_all_kernels_are_suspended_and_a_report_says_so(kernels, gpuckpt, gpuckpt_json):
     assert gpuckpt("suspend", "--all").stdout == "No kernels are running.\n"
     first, second = kernels(2)
@@ -41,6 +42,7 @@ def test_all_kernels_are_suspended_and_a_report_says_so(kernels, gpuckpt, gpuckp
         gpuckpt("resume", kernel.id)
 
 
+@pytest.mark.slow
 def test_kernels_of_other_daemons_of_the_same_data_are_suspended_too(
     kernels, gpuckpt, gpuckpt_json, daemon_env
 ):

@@ -104,6 +104,7 @@ def test_a_silent_remote_holds_up_nothing_else(
     assert any("Remote silent " in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_silent_remote_is_said_to_be_and_another_one_takes_its_place_while_an_upload_hangs(
     add, snapshots, silent, client, eventually, uploaded, reader, settings
 ):

@@ -68,6 +68,7 @@ def packs(share):
     return len(list((share / "packs").iterdir()))
 
 
+@pytest.mark.slow
 def test_what_nothing_needs_goes_by_itself_the_second_time(one, share, capsys):
     # It was added just now.
     assert one.looks().collected.at == 0

@@ -200,6 +200,7 @@ def test_idle_kernels_are_left_alone_where_no_cell_would_wake_them(culling):
     assert (left["state"], left["idle_seconds"]) == ("running", 0)
 
 
+@pytest.mark.slow
 def test_a_kernelspecs_own_timeout_counts(culling):
     server = culling(seconds=10000)
     folder = Path(server.env["JUPYTER_DATA_DIR"]) / "kernels" / "quick"

@@ -274,6 +274,7 @@ def mounts_of(pid):
     return ""
 
 
+@pytest.mark.slow
 def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(own_server, tmp_path):
     page = own_server.open()
     page.run("from jupyter_server.serverapp import list_running_servers")

@@ -37,6 +37,7 @@ def start_session(server, path):
     return server.request("POST", "api/sessions", json=body, ok=False)
 
 
+@pytest.mark.slow
 def test_a_server_lists_its_kernels_when_a_silent_daemon_answers_again(server, daemon):
     page = server.open("a.ipynb")
     page.run("x = 41")

@@ -487,6 +487,7 @@ def undone(server, page):
     return server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/undo_restart", ok=False)
 
 
+@pytest.mark.slow
 def test_a_restart_of_an_unchanged_kernel_can_be_undone(server, page):
     def before_restart():
         return restart(server, page)["before_restart"]

@@ -14,6 +14,7 @@ def server(make_server):
     return make_server().start()
 
 
+@pytest.mark.slow
 def test_pages_hear_what_a_kernel_uses_without_asking(server, make_listener, eventually):
     listener = make_listener(kernel_events.KERNEL)
     began = time.time()

@@ -60,6 +60,7 @@ def pool(run):
     return program, said(program, 0)
 
 
+@pytest.mark.slow
 def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
     pool, engine: EngineSettings, monkeypatch
 ):
