@@ -239,12 +239,12 @@ class Autosave(KernelListener):
             change = asyncio.ensure_future(served.change())
             await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
-        at = self._now()
-        worked, measured_at = await _processor_seconds(served), self._now()
+        worked, at = await _processor_seconds(served), self._now()
         result = (await end).outcome()
         seconds = self._now() - began
         self._costs[kernel_id] = SaveCost(seconds, result.frozen_seconds, result.processor_seconds)
-        self._watched[kernel_id] = _Watched(*_life(served), worked, measured_at, at)
+        # The snapshot is of a moment after `began`; since then the kernel may have changed again.
+        self._watched[kernel_id] = _Watched(*_life(served), worked, at, began)
 
     async def _cancel(self) -> None:
         """Cancel the save in flight; one that the daemon has not begun yet is canceled by `_save_and_wait`."""
