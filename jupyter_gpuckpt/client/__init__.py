@@ -20,7 +20,7 @@ setting or a record only.
 - `quick_httpx`: an import of httpx without its command line.
 - `recipes`: the cells of a notebook, or a script, that prepare a kernel.
 - `relayed_kernelspecs`: kernelspecs whose kernels outlive their editor.
-- `reviving`: kernels that are created from a snapshot.
+- `reviving`: kernels that come back, also those that are created from a snapshot.
 - `save_costs`: the cost of periodic saves, and how often they are made.
 - `silence`: a daemon that runs but does not answer.
 - `socket_folders`: the folders of kernels whose clients reach them through unix sockets.

@@ -1,9 +1,14 @@
-"""Kernels that are created from a snapshot, with new ports: ended kernels again, or branches."""
+"""Kernels that come back: those that were left in any state, and those that are created from a snapshot, with new ports.
+
+The latter are ended kernels again, or branches.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +17,47 @@ from ..wire import calls
 from ..wire.manager_secrets import joined, parted
 from ..wire.manifest_records import LaunchSpec
 from ..wire.own_sockets import moved_address
-from ..wire.protocol import BranchRequest, OwnerKind
+from ..wire.protocol import BranchRequest, Kernel, OwnerKind
+from ..wire.states import KernelState
 from ..wire.tool_branches import console_row, is_tool_branch
 from . import socket_folders
 from .holding import this_owner
 from .sync_client import Client
+
+#: The states that a kernel leaves only by a request, and the pause between two looks at one in another state, in seconds.
+_STEADY = frozenset(
+    {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
+)
+_PAUSE = 0.05
+
+
+def steady(client: Client, kernel_id: str) -> Kernel:
+    """Return a kernel when no operation changes its state any more."""
+    while (kernel := client.send(calls.kernel(kernel_id))).state not in _STEADY:
+        time.sleep(_PAUSE)
+    return kernel
+
+
+def bring_back(client: Client, kernel_id: str, tell: Callable[[str], None]) -> Kernel | None:
+    """Resume a kernel unless it runs, and return its record; forget one that is lost without a snapshot, and return None.
+
+    `tell`: called with warnings of a resume.
+    """
+    kernel = steady(client, kernel_id)
+    while kernel.state is not KernelState.RUNNING:
+        snapshot_id = ""
+        if kernel.state is KernelState.LOST:
+            # The kernel's record may lack the newest snapshot, if the daemon was killed just when that was complete.
+            snapshots = client.send(calls.snapshots(kernel_id))
+            if not snapshots:
+                client.send(calls.kill(kernel_id))
+                return None
+            snapshot_id = snapshots[0].snapshot_id
+        operation = client.send(calls.resume(kernel_id, snapshot_id))
+        for warning in client.wait(operation.operation_id).warnings:
+            tell(warning)
+        kernel = steady(client, kernel_id)
+    return kernel
 
 
 def revive(

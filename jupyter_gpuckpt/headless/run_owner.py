@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from gpuckpt_provisioner.owner import ScriptOwner
 
-from ..client import Client, this_owner
-from ..client.reviving import revive
+from ..client import this_owner
+from ..client.reviving import bring_back, revive, steady
 from ..client.save_costs import SaveCost
 from ..wire import calls
 from ..wire.daemon_settings import Settings
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
     from jupyter_client.connect import KernelConnectionInfo
     from jupyter_client.manager import KernelManager
 
-#: States in which no operation on a kernel is in flight.
-_STEADY = frozenset(
-    {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
-)
-_PAUSE = 0.05
 #: How long a kernel of another machine is waited for, and how often it is asked for: after a minute without a heartbeat it is released.
 _OTHER_MACHINE_SECONDS, _OTHER_MACHINE_PAUSE = 90, 1.0
 _AUTOMATIC = frozenset({Cause.AUTOSAVE, Cause.RECLAIM, Cause.SHUTDOWN})
@@ -77,22 +73,7 @@ class BatchOwner(ScriptOwner):
 
     def bring_back(self) -> Kernel | None:
         """Resume the kernel if it is not running, and return its record; forget one that is lost without a snapshot, and return None."""
-        client = self.client()
-        kernel = self._wait_for_steady_state(client)
-        while kernel.state is not KernelState.RUNNING:
-            snapshot_id = ""
-            if kernel.state is KernelState.LOST:
-                # The kernel's record may lack the newest snapshot, if the daemon was killed just when that was complete.
-                snapshots = client.send(calls.snapshots(self._kernel_id))
-                if not snapshots:
-                    client.send(calls.kill(self._kernel_id))
-                    return None
-                snapshot_id = snapshots[0].snapshot_id
-            operation = client.send(calls.resume(self._kernel_id, snapshot_id))
-            for warning in client.wait(operation.operation_id).warnings:
-                _log.warning("%s", warning)
-            kernel = self._wait_for_steady_state(client)
-        return kernel
+        return bring_back(self.client(), self._kernel_id, partial(_log.warning, "%s"))
 
     def name_kernel(self) -> None:
         """Give the kernel the notebook's name, for lists."""
@@ -120,7 +101,7 @@ class BatchOwner(ScriptOwner):
         found = self._claimed()
         if found is None:
             return ""
-        kernel = self._wait_for_steady_state(self.client())
+        kernel = steady(self.client(), self._kernel_id)
         if kernel.state is KernelState.LOST:
             self.client().send(calls.kill(self._kernel_id))
             return kernel.snapshot_id
@@ -169,8 +150,3 @@ class BatchOwner(ScriptOwner):
         launch = client.send(calls.launch_spec(snapshots[0].snapshot_id))
         revive(client, self.owner_id, snapshots[0].snapshot_id, self._name, launch)
         return True
-
-    def _wait_for_steady_state(self, client: Client) -> Kernel:
-        while (kernel := client.send(calls.kernel(self._kernel_id))).state not in _STEADY:
-            time.sleep(_PAUSE)
-        return kernel

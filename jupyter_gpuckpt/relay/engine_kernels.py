@@ -21,6 +21,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from ..client import this_owner
 from ..client.agent_code import IMPLEMENTATION, installation_request, take_over
 from ..client.left_kernels import left_kernel
+from ..client.reviving import bring_back
 from ..errors import GpuCkptError, KernelError, KernelNotFound
 from ..linux.ports import moved_connection
 from ..wire import calls
@@ -49,10 +50,7 @@ if TYPE_CHECKING:
 #: The timeouts of a kernel's start, of the agent's answers, of user functions, and of switching off peer access between GPUs.
 _START_SECONDS, _ANSWER_SECONDS, _CALLS_SECONDS, _GPU_SECONDS = 60.0, 5.0, 12.0, 42.0
 #: A new kernel is looked at so often while it does not answer.
-_LOOK_SECONDS, _PAUSE = 2.0, 0.05
-_STEADY = frozenset(
-    {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
-)
+_LOOK_SECONDS = 2.0
 _KEEP_ONE = RetentionPolicy(keep_last=1)
 
 _log = logging.getLogger(__name__)
@@ -68,7 +66,7 @@ class Start(msgspec.Struct):
 
 
 class Reached(NamedTuple):
-    """A kernel that answers: its connection info, its description if it is new, and the messages before its last resume."""
+    """The facts of a kernel that answers: its connection, its description if it is new, and how many messages its last resume followed."""
 
     connection: dict[str, Any]
     info: dict[str, Any]
@@ -249,27 +247,13 @@ class EngineKernels:
         return kernel_id, bool(saved.jupyter.get("agent"))
 
     def _brought_back(self, kernel: Kernel) -> Kernel:
-        client = self._owner.client()
-        kernel = self._steady(kernel.kernel_id)
-        while kernel.state is not KernelState.RUNNING:
-            snapshot_id = ""
-            if kernel.state is KernelState.LOST:
-                snapshots = client.send(calls.snapshots(kernel.kernel_id))
-                if not snapshots:
-                    client.send(calls.kill(kernel.kernel_id))
-                    raise KernelNotFound("The kernel was lost, and it has no snapshot.")
-                snapshot_id = snapshots[0].snapshot_id
-            operation = client.send(calls.resume(kernel.kernel_id, snapshot_id))
-            for warning in client.wait(operation.operation_id).warnings:
-                _log.warning("kernel %s: %s", kernel.kernel_id, warning)
-            kernel = self._steady(kernel.kernel_id)
-        return kernel
+        def tell(warning: str) -> None:
+            _log.warning("kernel %s: %s", kernel.kernel_id, warning)
 
-    def _steady(self, kernel_id: str) -> Kernel:
-        client = self._owner.client()
-        while (kernel := client.send(calls.kernel(kernel_id))).state not in _STEADY:
-            time.sleep(_PAUSE)
-        return kernel
+        found = bring_back(self._owner.client(), kernel.kernel_id, tell)
+        if found is None:
+            raise KernelNotFound("The kernel was lost, and it has no snapshot.")
+        return found
 
     def suspend(self, record: KeptRecord, connection: dict[str, Any], cause: Cause) -> None:
         """Suspend an idle kernel."""

@@ -24,7 +24,7 @@ class FileChanges:
         self._functions: dict[int, Callable[[], None]] = {}
 
     def watch(self, folder: Path, function: Callable[[], None]) -> int:
-        """Call a function when a file in the folder was written or replaced; return the watch's number."""
+        """Have a function called whenever a file in the folder is written or replaced; return the number of this watch."""
         number: int = _libc.inotify_add_watch(
             self.descriptor, os.fsencode(folder), _IN_MODIFY | _IN_MOVED_TO | _IN_ONLYDIR
         )

@@ -31,7 +31,6 @@ from ..wire.manifest_records import Manifest, SnapshotInfo, Stream
 from ..wire.snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, folders, manifests, packs, stub_files
 from .chunks_in_use import PinsInUse
-from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .damage import Damage
 from .faults import store_errors
 from .index.catalog import Catalog
@@ -282,14 +281,7 @@ class LocalStore:
 
     def load(self, digest: bytes) -> bytes:
         """Return a chunk, decompressed and verified. Raises ObjectCorrupt, which names the pack, and FormatTooNew."""
-        codec, payload, raw_length = self.read(digest)
-        try:
-            data = decompress(codec, payload, raw_length)
-            why = "" if digest_of(data) == digest else "its bytes were altered"
-        except UnknownCodecError as error:
-            raise packs.chunk_too_new(digest, codec) from error
-        except CodecError as error:
-            why = str(error)
+        data, why = packs.unpacked(digest, *self.read(digest))
         if not why:
             return data
         path = self._catalog.path_of(self._place(digest).pack)

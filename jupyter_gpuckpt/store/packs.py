@@ -28,7 +28,14 @@ from typing import NamedTuple
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..linux.pwrite import pwrite_all
 from ..wire.manifest_records import FORMAT_VERSION
-from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
+from .codecs import (
+    MAX_CHUNK_BYTES,
+    CodecError,
+    UnknownCodecError,
+    decompress,
+    digest_of,
+    digest_of_stored,
+)
 from .pack_identity import Identity
 
 SUFFIX = ".pack"
@@ -282,6 +289,19 @@ def chunk_too_new(digest: bytes, codec: int) -> FormatTooNew:
         f"Chunk {digest.hex()[:16]} was compressed by a newer version of jupyter-gpuckpt (codec {codec}).",
         hint="Upgrade jupyter-gpuckpt.",
     )
+
+
+def unpacked(
+    digest: bytes, codec: int, payload: bytes | memoryview, raw_length: int
+) -> tuple[bytes, str]:
+    """Return a chunk, decompressed, and why it is damaged; that is empty if it has its digest. Raises FormatTooNew."""
+    try:
+        data = decompress(codec, payload, raw_length)
+    except UnknownCodecError as error:
+        raise chunk_too_new(digest, codec) from error
+    except CodecError as error:
+        return b"", str(error)
+    return data, "" if digest_of(data) == digest else "its bytes were altered"
 
 
 def sync_directory(path: Path) -> None:

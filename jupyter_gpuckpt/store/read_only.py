@@ -17,7 +17,6 @@ from ..errors import StoreUnavailable
 from ..linux.foreign_files import open_regular
 from ..wire.manifest_records import Manifest
 from . import manifests, packs
-from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .index.contents import Contents
 from .index.places import PLACE, Places, unique
 
@@ -111,14 +110,9 @@ class ReadOnlyStore:
         [entry], path = places.entries(), self.path_of(places.packs[0])
         with _errors(self.root):
             payload = packs.read_payload(path, entry)
-        try:
-            data = decompress(entry.codec, payload, entry.raw_length)
-        except UnknownCodecError as error:
-            raise packs.chunk_too_new(digest, entry.codec) from error
-        except CodecError as error:
-            raise packs.damaged_chunk(path, digest, str(error)) from error
-        if digest_of(data) != digest:
-            raise packs.damaged_chunk(path, digest, "its bytes were altered")
+        data, why = packs.unpacked(digest, entry.codec, payload, entry.raw_length)
+        if why:
+            raise packs.damaged_chunk(path, digest, why)
         return data
 
     def holding(self, digests: Collection[bytes]) -> AbstractContextManager[None]:

@@ -107,6 +107,8 @@ def _beyond(wanted: list[SnapshotInfo], held: Collection[str], history: History)
         one.snapshot_id for infos in _by_kernel(filter(is_periodic, wanted)) for one in infos[1:]
     }
     old -= set(held)
+    if not old:
+        return set()  # weighing the others, which each save would do, is slow
     for info in wanted:
         if info.snapshot_id not in old:
             history.scales.add(info)

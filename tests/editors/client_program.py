@@ -26,7 +26,7 @@ def say(**told):
 
 
 def show(message):
-    """Say an output; return whether the message is the end of a cell."""
+    """Print the output that a message has; return whether the message ends the cell."""
     kind, content = message["header"]["msg_type"], message["content"]
     if kind == "stream":
         say(event="output", name=content["name"], text=content["text"])

@@ -7,7 +7,7 @@ from .driving import Desk
 
 @pytest.fixture(scope="module")
 def module_desk(module_daemon_env, tmp_path_factory):
-    """Return an installed kernelspec and its windows; everything behind them is ended afterwards."""
+    """Yield an installed kernelspec with a maker of editor windows; end all their processes afterwards."""
     made = Desk(module_daemon_env, tmp_path_factory.mktemp("desk"))
     yield made
     made.close()

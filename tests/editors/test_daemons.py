@@ -1,4 +1,4 @@
-"""A daemon that is missing, was killed, or is of another version: the kernel of an editor works, and one line says what it cannot."""
+"""Tests of editors' kernels whose daemon is missing, was killed or has another version: they work, and one line says what they lack."""
 
 import os
 import subprocess

@@ -27,7 +27,7 @@ print(json.dumps({
 
 
 class UserKernel:
-    """A kernel of the template `name` of an administrator, whose data directory and kernelspecs are in `folder`."""
+    """A kernel of an administrator's template `name`. `folder`: that of the administrator's data and kernelspecs."""
 
     def __init__(self, folder: str, name: str, token: str, accepted: list[str]) -> None:
         home = Path.home()

@@ -213,7 +213,7 @@ def test_nothing_is_written_through_links_that_are_there(folder, outside, store,
 def test_a_link_that_is_put_between_two_steps_leads_nowhere(
     folder, outside, store, settings, monkeypatch
 ):
-    """Another program replaces a directory by a link while files are put in place: the restore fails and undoes what it did."""
+    """Check that a restore undoes what it did when another program replaces a directory by a link meanwhile."""
     (folder / "deep").mkdir()
     (folder / "deep" / "victim").write_text("now")
     entries = [FolderEntry("deep", "directory", 0o755), replace(FILE, path="deep/victim")]

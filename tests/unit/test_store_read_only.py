@@ -29,7 +29,7 @@ def theirs(tmp_path):
 
 @pytest.fixture
 def ours(theirs):
-    """Return the same store as another user sees it."""
+    """Return a reader of the same store, as another user has it."""
     return ReadOnlyStore(theirs.root)
 
 

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkingFolders:
-    """The working folders of this daemon's kernels. `folders`: the directory for those of branches."""
+    """The keeper of the working folders of this daemon's kernels. `folders`: the directory for those of branches."""
 
     def __init__(self, folders: Path) -> None:
         self._folders = folders

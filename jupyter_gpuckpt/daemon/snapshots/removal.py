@@ -66,12 +66,17 @@ class Removal:
         self._one_at_a_time = asyncio.Lock()
         self._purges = Tasks()
 
-    async def delete(self, snapshot_id: str, *, here_only: bool = False) -> None:
+    async def delete(
+        self, snapshot_id: str, *, undo_seconds: float | None = None, here_only: bool = False
+    ) -> None:
         """Delete a snapshot, which can be undone for a while; with `here_only` it is not sent to remotes.
 
-        Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
+        `undo_seconds` None: as long as the settings say. Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a
+        suspended kernel needs it.
         """
-        await self._delete(snapshot_id, here_only=here_only)
+        await self._inventory.require_unneeded(snapshot_id)
+        mark = partial(self._mark_deleted, snapshot_id, undo_seconds, here_only=here_only)
+        self._purges.start(self._purge(await asyncio.to_thread(mark)))
 
     async def delete_periodic(self, kernel_id: str) -> None:
         """Delete the periodic saves of a kernel that its user has shut down; of the newest this can be undone for a day. Never raises."""
@@ -79,16 +84,11 @@ class Removal:
             found = await asyncio.to_thread(self._machine.store.snapshots, kernel_id)
             for place, info in enumerate(filter(retention.is_periodic, newest_first(found))):
                 with suppress(SnapshotNotFound, SnapshotInUse):
-                    await self._delete(info.snapshot_id, 0.0 if place else _ENDED_SECONDS)
+                    await self.delete(
+                        info.snapshot_id, undo_seconds=0.0 if place else _ENDED_SECONDS
+                    )
         except GpuCkptError as error:
             _log.warning("periodic saves of kernel %s are kept: %s", kernel_id, error)
-
-    async def _delete(
-        self, snapshot_id: str, undo_seconds: float | None = None, *, here_only: bool = False
-    ) -> None:
-        await self._inventory.require_unneeded(snapshot_id)
-        mark = partial(self._mark_deleted, snapshot_id, undo_seconds, here_only=here_only)
-        self._purges.start(self._purge(await asyncio.to_thread(mark)))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo a deletion. Raises SnapshotNotFound if it is too late."""

@@ -43,7 +43,7 @@ class ReadyKernels(KernelListener):
         self._counts, self._shared = counts, shared
 
     def server_started(self) -> None:
-        """Start looking at the templates, until the server stops."""
+        """Start telling the daemon which copies to keep ready, until the server stops."""
         self._operations.spawn(self._run())
 
     async def _run(self) -> None:

@@ -39,10 +39,8 @@ def _differs(then: StoredFile | None, now: StoredFile | None) -> bool:
         found = then or now
         return found is not None and found.entry.kind != DIRECTORY
     mine, other = then.entry, now.entry
-    return (mine.kind, mine.target, mine.length) != (other.kind, other.target, other.length) or (
-        [(one.digest, one.length) for one in then.chunks]
-        != [(one.digest, one.length) for one in now.chunks]
-    )
+    is_same = (mine.kind, mine.target, mine.length) == (other.kind, other.target, other.length)
+    return not (is_same and then.has_chunks_of(now))
 
 
 def _changed(

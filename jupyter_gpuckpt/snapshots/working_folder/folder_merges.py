@@ -45,11 +45,7 @@ def _is_same(one: StoredFile | None, other: StoredFile | None) -> bool:
         yours.mode,
         yours.target,
         yours.length,
-    ) and _digests(one) == _digests(other)
-
-
-def _digests(file: StoredFile) -> list[tuple[bytes, int]]:
-    return [(chunk.digest, chunk.length) for chunk in file.chunks]
+    ) and one.has_chunks_of(other)
 
 
 def _add_directories(

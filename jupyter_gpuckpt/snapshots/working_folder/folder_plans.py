@@ -95,12 +95,8 @@ class _Planning:
             return mine.target == other.target
         if mine.length != other.length:
             return False
-        if [(one.digest, one.length) for one in now.chunks] == [
-            (one.digest, one.length) for one in wanted.chunks
-        ]:
-            return True
         # Equal content may be cut at other places.
-        return _file_has(self._beneath, wanted)
+        return now.has_chunks_of(wanted) or _file_has(self._beneath, wanted)
 
 
 def _is_below(path: str, folders: Collection[str] | Mapping[str, object]) -> bool:

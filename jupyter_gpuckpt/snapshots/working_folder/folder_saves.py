@@ -89,7 +89,7 @@ class FolderSave:
             yield self
 
     def _begin(self, progress: Progress, pids: Collection[int]) -> None:
-        try:
+        with self._unless_impossible():
             if not is_plain(self._path):
                 raise FolderNotSaved(
                     f"The path of the working folder is {self._path!r}, so its files are not in the snapshot."
@@ -103,26 +103,13 @@ class FolderSave:
             self._files = self._usable()
             with Beneath(self._root) as beneath:
                 self._store_changed(beneath, pids, progress)
-        except FolderNotSaved as reason:
-            self._give_up(str(reason))
-        except OSError as error:
-            self._give_up(
-                f"The working folder cannot be read, so its files are not in the snapshot: {error}."
-            )
 
     def look(self, pids: Collection[int] = ()) -> None:
         """Copy what has changed since it was begun, while all processes that write to the folder stand still."""
         if not self.is_saved:
             return
-        try:
-            with Beneath(self._root) as beneath:
-                self._store_changed(beneath, pids, None)
-        except FolderNotSaved as reason:
-            self._give_up(str(reason))
-        except OSError as error:
-            self._give_up(
-                f"The working folder cannot be read, so its files are not in the snapshot: {error}."
-            )
+        with self._unless_impossible(), Beneath(self._root) as beneath:
+            self._store_changed(beneath, pids, None)
 
     def finish(self, progress: Progress) -> FolderStored | None:
         """Store what `look` has copied; return the folder, None if it is not saved."""
@@ -148,7 +135,18 @@ class FolderSave:
         """Return the files that are stored; those of the last moment at which it was looked at."""
         return StoredFolder(self._files, self._left_out, self._boot_id)
 
-    def _give_up(self, reason: str) -> None:
+    @contextmanager
+    def _unless_impossible(self) -> Iterator[None]:
+        """Give the folder up, with a warning, if the block finds that it cannot be saved."""
+        try:
+            yield
+            return
+        except FolderNotSaved as error:
+            reason = str(error)
+        except OSError as error:
+            reason = (
+                f"The working folder cannot be read, so its files are not in the snapshot: {error}."
+            )
         self.is_saved, self._copies = False, []
         self._warnings.append(reason)
 

@@ -34,6 +34,10 @@ class StoredFile(NamedTuple):
         """The content by itself."""
         return Stream(name_of(self.entry.path), self.entry.length, list(self.chunks))
 
+    def has_chunks_of(self, other: StoredFile) -> bool:
+        """Return whether the content is cut into the same chunks. Otherwise it may be equal all the same."""
+        return _digests(self) == _digests(other)
+
 
 class StoredFolder(NamedTuple):
     """The files of a snapshot, by path, parents first. `boot_id`: of the machine's start in which `FolderEntry.seen` means something."""
@@ -41,6 +45,10 @@ class StoredFolder(NamedTuple):
     files: Mapping[str, StoredFile]
     left_out: Sequence[str]
     boot_id: str = ""
+
+
+def _digests(file: StoredFile) -> list[tuple[bytes, int]]:
+    return [(chunk.digest, chunk.length) for chunk in file.chunks]
 
 
 def name_of(path: str) -> str:
